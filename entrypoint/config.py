@@ -1,0 +1,284 @@
+"""Settings: defaults < TOML file < SHARDBOOT_* < flags. Pure: the caller brings all four.
+
+One table, `OPTIONS`, is the whole surface; flags, variables, TOML keys and docs follow from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal, cast
+
+from entrypoint.errors import ConfigError
+
+ENV_PREFIX = "SHARDBOOT_"
+SWITCH = "SHARDBOOT"
+"""`SHARDBOOT=off` becomes vLLM with the user's words untouched."""
+
+OnMiss = Literal["save", "source", "refuse"]
+OnFailure = Literal["serve-source", "refuse"]
+Verify = Literal["size", "deep"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything shardboot can be told, validated. Sizes in bytes, times in seconds."""
+
+    vllm: str
+    local_dir: Path
+    state_dir: Path
+    shared: str | None
+    on_miss: OnMiss
+    on_failure: OnFailure
+    user: str | None
+    dir_mode: int
+    file_mode: int
+    max_bytes: int | None
+    reserve_bytes: int
+    size_per_file: int
+    save_timeout: float
+    publish: bool
+    verify: Verify
+    checkpoint: str | None
+    log_format: Literal["auto", "text", "json"]
+
+    def __post_init__(self) -> None:
+        """Reject what contradicts itself before any work is done."""
+        for name in ("local_dir", "state_dir"):
+            path = cast("Path", getattr(self, name))
+            if not path.is_absolute():
+                msg = f"{name}: expected an absolute path, found {str(path)!r}"
+                raise ConfigError(msg)
+        for name in ("dir_mode", "file_mode"):
+            mode = cast("int", getattr(self, name))
+            if mode & 0o002:
+                msg = f"{name}: {mode:04o} lets everybody write; checkpoints must not allow that"
+                raise ConfigError(msg, hint="use 2750 and 0640, or 2755 and 0644 for all to read")
+        if self.publish and self.shared is None:
+            msg = "publish: there is no shared store to publish to"
+            raise ConfigError(msg, hint="set --shared, or drop --publish")
+
+
+def _text(word: str) -> str:
+    if not word:
+        msg = "expected a value, found nothing"
+        raise ValueError(msg)
+    return word
+
+
+def _optional(word: str) -> str | None:
+    return word or None
+
+
+def _path(word: str) -> Path:
+    return Path(_text(word))
+
+
+def _mode(word: str) -> int:
+    if not re.fullmatch(r"0?o?[0-7]{3,4}", word):
+        msg = f"expected an octal mode such as 2750, found {word!r}"
+        raise ValueError(msg)
+    return int(word.replace("o", ""), 8)
+
+
+_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BYTES |= {f"{unit}i": 1024**power for power, unit in enumerate(("", "k", "m", "g", "t")) if unit}
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def _quantity(word: str, units: Mapping[str, int], example: str) -> float:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*?)b?\s*", word.lower())
+    if match is None or match[2] not in units:
+        msg = f"expected {example}, found {word!r}"
+        raise ValueError(msg)
+    return float(match[1]) * units[match[2]]
+
+
+def _bytes(word: str) -> int:
+    return int(_quantity(word, _BYTES, "a size such as 4GiB or 500MB"))
+
+
+def _optional_bytes(word: str) -> int | None:
+    return _bytes(word) if word else None
+
+
+def _file_bytes(word: str) -> int:
+    size = _bytes(word)
+    if size < 1:
+        msg = f"expected at least one byte, found {word!r}"
+        raise ValueError(msg)
+    return size
+
+
+def _seconds(word: str) -> float:
+    return _quantity(word, _SECONDS, "a time such as 90s or 1h")
+
+
+def _switch(word: str) -> bool:
+    match word.lower():
+        case "1" | "true" | "yes" | "on":
+            return True
+        case "0" | "false" | "no" | "off":
+            return False
+        case _:
+            msg = f"expected yes or no, found {word!r}"
+            raise ValueError(msg)
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(word: str) -> str:
+        if word not in choices:
+            msg = f"expected one of {', '.join(choices)}, found {word!r}"
+            raise ValueError(msg)
+        return word
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting: its name (`local_dir`), its default as a user would write it, its meaning."""
+
+    name: str
+    default: str
+    parse: Callable[[str], object]
+    help: str
+    metavar: str = "VALUE"
+
+    @property
+    def flag(self) -> str:
+        """The command-line spelling, `--local-dir`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment twin, `SHARDBOOT_LOCAL_DIR`."""
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag comes as a pair, `--publish/--no-publish`."""
+        return self.parse is _switch
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("vllm", "vllm", _text, "the vllm executable to become", "PATH"),
+    Option(
+        "local_dir",
+        "/var/lib/shardboot/checkpoints",
+        _path,
+        "the local store: checkpoints on this node's own disk",
+        "DIR",
+    ),
+    Option(
+        "state_dir",
+        "/var/lib/shardboot/state",
+        _path,
+        "what outlives the process: ledger, remembered answers, status",
+        "DIR",
+    ),
+    Option("shared", "", _optional, "the shared store: a path or a file:// URL", "URL"),
+    Option(
+        "on_miss",
+        "save",
+        _one_of("save", "source", "refuse"),
+        "no checkpoint fits: save one, serve the source, or refuse",
+        "save|source|refuse",
+    ),
+    Option(
+        "on_failure",
+        "serve-source",
+        _one_of("serve-source", "refuse"),
+        "shardboot itself fails: serve the source as if it were not there, or refuse",
+        "serve-source|refuse",
+    ),
+    Option(
+        "user",
+        "",
+        _optional,
+        "as root: the service user that owns the stores and runs vLLM",
+        "UID[:GID]|NAME[:GROUP]",
+    ),
+    Option("dir_mode", "2750", _mode, "mode of a checkpoint's directories", "OCTAL"),
+    Option("file_mode", "0640", _mode, "mode of a checkpoint's files", "OCTAL"),
+    Option("max_bytes", "", _optional_bytes, "most bytes the local store may hold", "SIZE"),
+    Option("reserve_bytes", "1GiB", _bytes, "free space that must stay on its disk", "SIZE"),
+    Option("size_per_file", "4GiB", _file_bytes, "largest shard file a save writes", "SIZE"),
+    Option("save_timeout", "1h", _seconds, "longest a save may take", "TIME"),
+    Option("publish", "no", _switch, "push a fresh save to the shared store before serving"),
+    Option(
+        "verify",
+        "size",
+        _one_of("size", "deep"),
+        "check of a local checkpoint before serving: sizes and headers, or every byte",
+        "size|deep",
+    ),
+    Option("checkpoint", "", _optional, "the one checkpoint to consider, by name", "NAME"),
+    Option(
+        "log_format",
+        "auto",
+        _one_of("auto", "text", "json"),
+        "lines for people (auto on a terminal) or JSON lines",
+        "auto|text|json",
+    ),
+)
+_BY_NAME = {option.name: option for option in OPTIONS}
+_RESERVED = {ENV_PREFIX + "CONFIG_FILE"}
+
+
+def resolve(
+    flags: Mapping[str, str | None],
+    environ: Mapping[str, str],
+    document: Mapping[str, object] | None = None,
+    *,
+    document_name: str = "config file",
+) -> Settings:
+    """Merge all sources into one validated `Settings`.
+
+    Raises: ConfigError naming the flag, variable or key, with what was expected and found.
+    """
+    words: dict[str, tuple[str, str]] = {o.name: (o.default, "default") for o in OPTIONS}
+    for key, value in (document or {}).items():
+        name = key.replace("-", "_")
+        if name not in _BY_NAME:
+            _unknown(f"{document_name}: {key}", name, [o.name for o in OPTIONS])
+        words[name] = (_as_word(value), f"{document_name}: {key}")
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable in _RESERVED:
+            continue
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if name not in _BY_NAME or _BY_NAME[name].variable != variable:
+            _unknown(variable, variable, [o.variable for o in OPTIONS])
+        words[name] = (value, variable)
+    for name, flag in flags.items():
+        if flag is not None:
+            words[name] = (flag, _BY_NAME[name].flag)
+    return _settings(words)
+
+
+def _settings(words: Mapping[str, tuple[str, str]]) -> Settings:
+    values: dict[str, object] = {}
+    for field in fields(Settings):
+        word, origin = words[field.name]
+        try:
+            values[field.name] = _BY_NAME[field.name].parse(word)
+        except ValueError as error:
+            msg = f"{origin}: {error}"
+            raise ConfigError(msg) from None
+    return Settings(**values)  # type: ignore[arg-type]
+
+
+def _as_word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def _unknown(what: str, name: str, known: list[str]) -> None:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "see `shardboot serve --help` for all settings"
+    msg = f"{what}: unknown setting"
+    raise ConfigError(msg, hint=hint)

@@ -1,0 +1,1 @@
+"""The state directory: what must outlive the process but is no checkpoint."""

@@ -1,0 +1,79 @@
+"""Small files that are whole or absent, and reads that are bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from entrypoint.checkpoint.digest import Json, canonical
+
+MAX_STATE_BYTES = 64 * 1024 * 1024
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o640) -> None:
+    """Replace `path` by `data`: after a crash it holds the old bytes or the new ones, all of them.
+
+    The last of two writers wins. On error the old file is untouched. Raises: OSError.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            # The umask must not decide who can read it.
+            os.fchmod(descriptor, mode)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    fsync_directory(path.parent)
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in `path` durable. Raises: OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_bounded(path: Path, limit: int = MAX_STATE_BYTES) -> bytes:
+    """Return the bytes of a regular file of at most `limit` bytes; no link is followed.
+
+    Raises: OSError; ValueError when it is larger or no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+            msg = f"{path}: expected a regular file of at most {limit} bytes"
+            raise ValueError(msg)
+        return file.read(limit + 1)
+
+
+def write_json(path: Path, value: Json) -> None:
+    """Write canonical JSON with `write_atomically`. Raises: OSError."""
+    write_atomically(path, canonical(value) + b"\n")
+
+
+def read_json(path: Path) -> Json:
+    """Return what `path` holds, or None when it is absent, unreadable, or not JSON.
+
+    Memory is only ever a short cut: what cannot be read is as good as forgotten.
+    """
+    try:
+        value: Json = json.loads(read_bounded(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value
