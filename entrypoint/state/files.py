@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 import secrets
-import stat
 from pathlib import Path
 
 from entrypoint.checkpoint.digest import Json, canonical
+from entrypoint.checkpoint.foreign import read_bounded
 
 MAX_STATE_BYTES = 64 * 1024 * 1024
 
@@ -48,20 +48,6 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_bounded(path: Path, limit: int = MAX_STATE_BYTES) -> bytes:
-    """Return the bytes of a regular file of at most `limit` bytes; no link is followed.
-
-    Raises: OSError; ValueError when it is larger or no regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-            msg = f"{path}: expected a regular file of at most {limit} bytes"
-            raise ValueError(msg)
-        return file.read(limit + 1)
-
-
 def write_json(path: Path, value: Json) -> None:
     """Write canonical JSON with `write_atomically`. Raises: OSError."""
     write_atomically(path, canonical(value) + b"\n")
@@ -73,7 +59,7 @@ def read_json(path: Path) -> Json:
     Memory is only ever a short cut: what cannot be read is as good as forgotten.
     """
     try:
-        value: Json = json.loads(read_bounded(path))
+        value: Json = json.loads(read_bounded(path, MAX_STATE_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     return value

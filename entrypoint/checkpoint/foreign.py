@@ -1,0 +1,22 @@
+"""Reading files that somebody else may have put there: bounded, regular, no link followed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """Return the bytes of a regular file of at most `limit` bytes; a link is not followed.
+
+    Raises: OSError; ValueError when it is larger or no regular file.
+    """
+    # O_NONBLOCK: opening a FIFO planted under that name must not hang.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+            msg = f"{path}: expected a regular file of at most {limit} bytes"
+            raise ValueError(msg)
+        return file.read(limit + 1)

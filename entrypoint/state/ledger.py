@@ -1,0 +1,69 @@
+"""The ledger: one JSON line for every boot and what became of it. Bounded; a torn end is tolerated.
+
+After exec shardboot sees nothing: what must be known later is written here before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.checkpoint.digest import Json, canonical
+from entrypoint.checkpoint.foreign import read_bounded
+
+MAX_LEDGER_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Append-only lines under `root`, in `ledger.jsonl` and one older `ledger.1.jsonl`."""
+
+    root: Path
+
+    @property
+    def path(self) -> Path:
+        """The current file."""
+        return self.root / "ledger.jsonl"
+
+    def append(self, entry: dict[str, Json]) -> bool:
+        """Add one line in one write; return False where nothing can be written.
+
+        No fsync: a power loss may lose the last lines, and a hit must not wait for the disk.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(
+                self.path,
+                os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o640,
+            )
+            try:
+                size = os.fstat(descriptor).st_size
+                # The line that a crash tore must not swallow this one.
+                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+                os.write(descriptor, (b"\n" if torn else b"") + canonical(entry) + b"\n")
+            finally:
+                os.close(descriptor)
+            if size > MAX_LEDGER_BYTES:
+                self.path.replace(self.root / "ledger.1.jsonl")
+        except OSError:
+            return False
+        return True
+
+    def entries(self) -> Iterator[dict[str, Json]]:
+        """Yield every whole line, oldest first; what is torn or foreign is skipped."""
+        for path in (self.root / "ledger.1.jsonl", self.path):
+            try:
+                data = read_bounded(path, 4 * MAX_LEDGER_BYTES)
+            except (OSError, ValueError):
+                continue
+            for line in data.splitlines():
+                try:
+                    entry = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(entry, dict):
+                    yield entry

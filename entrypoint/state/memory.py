@@ -1,0 +1,54 @@
+"""Remembered answers, one small file each, named by the digest of the question.
+
+Only ever a short cut: without a writable state directory all works, slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from entrypoint.checkpoint.digest import Json
+from entrypoint.state.files import read_json, write_json
+
+Subject = Literal["engines", "resolutions", "identities", "inspections"]
+MAX_ENTRIES = 256
+"""Per subject; the oldest are forgotten beyond that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Answers under `root`; bounded in number, whole or absent each."""
+
+    root: Path
+
+    def recall(self, subject: Subject, question: str) -> Json:
+        """Return the remembered answer, or None."""
+        return read_json(self._path(subject, question))
+
+    def remember(self, subject: Subject, question: str, answer: Json) -> bool:
+        """Keep `answer`, unless it is known already; return False where nothing can be kept."""
+        path = self._path(subject, question)
+        if read_json(path) == answer:
+            return True
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, answer)
+            self._forget_oldest(path.parent)
+        except OSError:
+            return False
+        return True
+
+    def _path(self, subject: Subject, question: str) -> Path:
+        return self.root / "memory" / subject / f"{question}.json"
+
+    def _forget_oldest(self, directory: Path) -> None:
+        entries = list(directory.glob("[!.]*.json"))
+        if len(entries) <= MAX_ENTRIES:
+            return
+        entries.sort(key=lambda path: path.stat().st_mtime_ns)
+        for path in entries[: len(entries) - MAX_ENTRIES]:
+            with contextlib.suppress(OSError):
+                path.unlink()
