@@ -45,8 +45,8 @@ def make_model(
 ) -> None:
     """Write a complete Hugging Face model directory; equal arguments give equal bytes.
 
-    `hidden` is a multiple of 256. A dense model has about 10 * layers * hidden ** 2 parameters of
-    two bytes each; `hidden=3072, layers=16` is 3 GB. Files hold about 1 GiB at most, as on the hub.
+    `hidden` is a multiple of 256. A dense model has about 9 * layers * hidden ** 2 parameters of
+    two bytes each; `hidden=3072, layers=18` is 3 GB. Files hold about 1 GiB at most, as on the hub.
     """
     config = _config(kind, hidden, layers)
     directory.mkdir(parents=True, exist_ok=True)
