@@ -1,0 +1,270 @@
+"""What a resolved `VllmConfig` says about the state of a rank: key, layout, kind.
+
+Loaded by path from `resolve.py`: standard library and vLLM only. Everything here is plain JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Options that decide nothing about weights, by argparse dest. A name that a vLLM does not have is
+# passed over; an option not listed here counts.
+IGNORABLE = frozenset(
+    """
+    host port uds api_key served_model_name root_path middleware
+    uvicorn_log_level disable_uvicorn_access_log disable_access_log_for_endpoints
+    allow_credentials allowed_origins allowed_methods allowed_headers
+    ssl_keyfile ssl_certfile ssl_ca_certs enable_ssl_refresh ssl_cert_reqs ssl_ciphers
+    enable_request_id_headers disable_fastapi_docs enable_offline_docs
+    h11_max_incomplete_event_size h11_max_header_count
+    disable_log_stats disable_log_requests enable_log_requests enable_log_outputs
+    enable_log_deltas log_error_stack max_log_len aggregate_engine_logging
+    enable_server_load_tracking enable_force_include_usage enable_prompt_tokens_details
+    enable_per_request_metrics sse_keep_alive_interval fingerprint_mode fingerprint_value
+    """.split()  # noqa: SIM905 - a paragraph of names reads better
+)
+
+CREDENTIALS_AND_ADDRESSES = frozenset(
+    "HOST IP PORT ADDR ADDRESS KEY TOKEN SECRET PASSWORD CREDENTIAL CREDENTIALS".split()  # noqa: SIM905
+)
+
+# Where a model comes from, or how it is read: vLLM ignores these for its compile cache only.
+ALWAYS = ("VLLM_MODEL_REDIRECT_PATH", "VLLM_TEST_FORCE_LOAD_FORMAT", "VLLM_USE_MODELSCOPE")
+
+# Words in the name of an env variable that may choose a kernel's weight layout, or who holds what.
+BACKEND_WORDS = (
+    *("MOE", "FLASHINFER", "AITER", "MARLIN", "CUTLASS", "DEEP_GEMM", "NVFP4", "MXFP", "FP8"),
+    *("INT8", "QUANT", "GEMM", "EXPERT", "EPLB", "MLA", "ATTENTION", "PARTITION", "REPLICATE"),
+    *("PADDING", "SHARD_", "W4A8", "HUMMING"),
+)
+
+
+def engine(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Say which vLLM this is, where its packages are, and what it reads from the environment."""
+    import torch
+    from vllm import envs
+
+    listed = set(envs.environment_variables)
+    hashed = set(envs.compile_factors()) if hasattr(envs, "compile_factors") else listed
+    names = {n for n in listed & hashed if not CREDENTIALS_AND_ADDRESSES & set(n.split("_"))}
+    return {
+        "vllm": importlib.metadata.version("vllm"),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "site_dirs": [entry for entry in sys.path if _holds_distributions(Path(entry))],
+        "env_names": sorted(names | set(ALWAYS)),
+        "plugin": _plugin(),
+        "ignorable": {
+            option: _arity(action)
+            for action in parser._actions
+            if action.dest in IGNORABLE
+            for option in action.option_strings
+        },
+    }
+
+
+def _holds_distributions(directory: Path) -> bool:
+    if directory.name in ("site-packages", "dist-packages"):
+        return True
+    return directory.is_dir() and any(directory.glob("*.dist-info"))
+
+
+def _arity(action: argparse.Action) -> int | str:
+    return 1 if action.nargs is None else action.nargs
+
+
+def _plugin() -> str | None:
+    from vllm.model_executor import model_loader
+
+    if "shardboot" not in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:
+        return None
+    try:
+        return importlib.metadata.version("shardboot")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def model(args: argparse.Namespace) -> dict[str, str | None]:
+    """Say where the user's words take the model from."""
+    names = ("revision", "code_revision", "tokenizer", "hf_config_path")
+    return {"word": args.model} | {name: getattr(args, name, None) for name in names}
+
+
+def layout(config: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Say over how many nodes and ranks the model is spread, and which of them is here."""
+    parallel = config.parallel_config
+    return {
+        "nnodes": getattr(parallel, "nnodes", 1),
+        "node_rank": getattr(parallel, "node_rank", 0),
+        "world": parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
+        "dp": parallel.data_parallel_size,
+        "dp_local": parallel.data_parallel_size_local,
+        "ep": bool(parallel.enable_expert_parallel),
+        "headless": bool(args.headless),
+    }
+
+
+def kind(config: Any) -> dict[str, Any]:
+    """Say what about the model calls for a proof, or cannot be served from a checkpoint at all."""
+    model_config = config.model_config
+    return {
+        "moe": _is_moe(config),
+        "quantized": model_config.quantization is not None,
+        "custom_code": _custom_code(model_config),
+        "pooling": str(model_config.runner_type) == "pooling",
+        "multimodal": bool(model_config.is_multimodal_model),
+        "draft": draft_of(config),
+        "hybrid": bool(model_config.is_hybrid),
+    }
+
+
+def draft_of(config: Any) -> str:
+    """Return where a draft's weights come from: "none", "separate", or the "target" itself."""
+    speculative = config.speculative_config
+    if speculative is None:
+        return "none"
+    draft, target = speculative.draft_model_config, config.model_config
+    weightless = ("ngram", "ngram_gpu", "suffix", "custom_class", "extract_hidden_states")
+    if draft is None or draft is target or speculative.method in weightless:
+        return "none"
+    return "target" if draft.model == target.model else "separate"
+
+
+def key(config: Any, engine: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of `entrypoint.checkpoint.key.Key` that vLLM decides.
+
+    Data parallelism, expert parallelism and EPLB change no dense rank's state, so a dense key does
+    not tell them apart.
+    """
+    model_config, parallel = config.model_config, config.parallel_config
+    moe = _is_moe(config)
+    ep = moe and bool(parallel.enable_expert_parallel)
+    eplb = ep and bool(parallel.enable_eplb)
+    return {
+        "architecture": str(model_config.architecture),
+        "runner": str(model_config.runner_type),
+        "tp": parallel.tensor_parallel_size,
+        "pp": parallel.pipeline_parallel_size,
+        "dp": parallel.data_parallel_size if moe else 1,
+        "ep": ep,
+        "cp": getattr(parallel, "prefill_context_parallel_size", 1)
+        * getattr(parallel, "decode_context_parallel_size", 1),
+        "eplb": eplb,
+        "redundant_experts": parallel.eplb_config.num_redundant_experts if eplb else 0,
+        "expert_placement": str(parallel.expert_placement_strategy) if ep else "linear",
+        "dtype": str(model_config.dtype).removeprefix("torch."),
+        "quantization": model_config.quantization,
+        "quantization_config": _quantization(model_config),
+        "kv_cache_dtype": str(config.cache_config.cache_dtype),
+        "hf_overrides": _digest(model_config.hf_overrides),
+        "model_impl": str(getattr(model_config.model_impl, "value", model_config.model_impl)),
+        "speculative": _speculative(config),
+        "multimodal": _multimodal(model_config.multimodal_config),
+        "backends": _backends(config, engine["env_names"], environ, moe=moe, ep=ep),
+        "vllm": engine["vllm"],
+        "platform": _platform(),
+    }
+
+
+def _is_moe(config: Any) -> bool:
+    model_config = config.model_config
+    if hasattr(model_config, "is_moe"):
+        return bool(model_config.is_moe)
+    return bool(model_config.get_num_experts())
+
+
+def _custom_code(model_config: Any) -> bool:
+    if model_config.trust_remote_code and getattr(model_config.hf_config, "auto_map", None):
+        return True
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    registered = ModelRegistry.models.get(model_config.architecture)
+    # Plugins register classes, or modules outside vLLM.
+    module = getattr(registered, "module_name", "") or ""
+    return not module.startswith("vllm.")
+
+
+def _digest(value: Any) -> str:
+    """Return the sha256 of the canonical JSON of `value`, "" for nothing.
+
+    What JSON has no word for counts by its repr, so two callables are never equal.
+    """
+    if not value:
+        return ""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _quantization(model_config: Any) -> str:
+    found = getattr(model_config.hf_config, "quantization_config", None)
+    to_dict = getattr(found, "to_dict", None)
+    parts = {
+        "model": to_dict() if to_dict else found,
+        "runtime": getattr(model_config, "quantization_config", None),
+    }
+    return _digest({name: part for name, part in parts.items() if part})
+
+
+def _speculative(config: Any) -> str:
+    if draft_of(config) == "none":
+        return ""
+    speculative = config.speculative_config
+    tp = getattr(speculative.draft_parallel_config, "tensor_parallel_size", 1)
+    return f"{speculative.method}:{draft_of(config)}:tp{tp}"
+
+
+def _multimodal(found: Any) -> str:
+    if found is None:
+        return ""
+    limits = getattr(found, "limit_per_prompt", {}) or {}
+    told = {
+        "encoder_only": bool(getattr(found, "mm_encoder_only", False)),
+        "encoder_tp": str(getattr(found, "mm_encoder_tp_mode", "")),
+        "encoder_attn_dtype": str(getattr(found, "mm_encoder_attn_dtype", None)),
+        "language_only": bool(getattr(found, "language_model_only", False)),
+        "off": sorted(n for n, limit in limits.items() if getattr(limit, "count", limit) == 0),
+    }
+    return json.dumps(told, sort_keys=True, separators=(",", ":"))
+
+
+def _backends(
+    config: Any, env_names: list[str], environ: Mapping[str, str], *, moe: bool, ep: bool
+) -> dict[str, str]:
+    from vllm import envs
+
+    kernel = getattr(config, "kernel_config", None)
+    chosen: dict[str, Any] = {"linear_backend": getattr(kernel, "linear_backend", None)}
+    if moe:
+        chosen["moe_backend"] = getattr(kernel, "moe_backend", None)
+    if ep:
+        # Some of these round hidden sizes up, or add experts; the default does neither.
+        chosen["all2all_backend"] = getattr(config.parallel_config, "all2all_backend", None)
+    unset = (None, "", "auto", "allgather_reducescatter")
+    backends = {name: str(value) for name, value in chosen.items() if value not in unset}
+    for name in env_names:
+        if name in environ and any(word in name for word in BACKEND_WORDS):
+            backends[name] = str(getattr(envs, name))
+    return backends
+
+
+def _platform() -> str:
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return f"cpu-{os.uname().machine}"
+    if current_platform.is_rocm():
+        import torch
+
+        return f"rocm-{torch.cuda.get_device_properties(0).gcnArchName.partition(':')[0]}"
+    capability = current_platform.get_device_capability()
+    kind = str(current_platform.device_type)
+    return f"{kind}-{capability.major}.{capability.minor}" if capability else kind
