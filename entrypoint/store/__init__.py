@@ -1,0 +1,1 @@
+"""Where checkpoints live: reading them, building them in staging, committing, copying."""

@@ -1,0 +1,111 @@
+"""A store that is a directory: on a local disk, or on any shared file system."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, check_path
+from entrypoint.errors import NotFoundError, StoreError
+from entrypoint.store import publish, staging, tree
+from entrypoint.store.staging import DIR_MODE, FILE_MODE, Staging
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryStore:
+    """The checkpoints below `root`. Reading changes nothing in it."""
+
+    root: Path
+    dir_mode: int = DIR_MODE
+    file_mode: int = FILE_MODE
+
+    @property
+    def where(self) -> str:
+        """The store as messages name it."""
+        return str(self.root)
+
+    def names(self) -> list[str]:
+        """Return all published names, newest manifest first.
+
+        Raises: StoreError, also when the directory is not there: perhaps it is not mounted.
+        """
+        found: list[tuple[int, str]] = []
+        try:
+            with os.scandir(self.root) as entries:
+                for entry in entries:
+                    # Hidden names are staging and trash.
+                    if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
+                        continue
+                    written = _written(Path(entry.path) / MANIFEST)
+                    if written is not None:
+                        found.append((-written, entry.name))
+        except OSError as error:
+            raise StoreError(f"{self.root}: {error.strerror}") from error
+        return [name for _, name in sorted(found)]
+
+    def path(self, name: str) -> Path:
+        """Return the directory of a checkpoint."""
+        return self.root / name
+
+    def read_manifest(self, name: str) -> bytes:
+        """Return the bytes of a checkpoint's manifest, unchecked.
+
+        Raises: NotFoundError; StoreError; ManifestError for a name with a path in it.
+        """
+        descriptor = self.open(name, MANIFEST)
+        try:
+            data = bytearray()
+            while len(data) <= MAX_MANIFEST_BYTES:
+                piece = os.read(descriptor, 1 << 20)
+                if not piece:
+                    return bytes(data)
+                data += piece
+        except OSError as error:
+            raise self._failure(error, f"{name}/{MANIFEST}") from error
+        finally:
+            os.close(descriptor)
+        raise StoreError(f"{self.root / name / MANIFEST}: more than {MAX_MANIFEST_BYTES} bytes")
+
+    def open(self, name: str, path: str) -> int:
+        """Return a descriptor of a regular file for positional reads; no link is followed.
+
+        Raises: NotFoundError; StoreError; ManifestError for a path that leaves the checkpoint.
+        """
+        check_path(f"{name}/{path}", "path")
+        try:
+            root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                return tree.open_regular(root, f"{name}/{path}")
+            finally:
+                os.close(root)
+        except OSError as error:
+            raise self._failure(error, f"{name}/{path}") from error
+
+    def stage(self, name: str) -> Staging:
+        """Start building a checkpoint here. Raises: StagingError; SpaceError."""
+        return staging.begin(self.root, name, dir_mode=self.dir_mode, file_mode=self.file_mode)
+
+    def retire(self, name: str) -> None:
+        """Take a name away at once; running readers keep the files. Raises: StoreError."""
+        check_path(name, "name")
+        try:
+            publish.retire(self.root, name)
+        except OSError as error:
+            raise self._failure(error, name) from error
+
+    def _failure(self, error: OSError, path: str) -> StoreError | NotFoundError:
+        message = f"{self.root / path}: {error.strerror or error}"
+        if isinstance(error, FileNotFoundError):
+            return NotFoundError(message)
+        return StoreError(message)
+
+
+def _written(manifest: Path) -> int | None:
+    try:
+        status = manifest.lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        # Unpublished meanwhile, or not ours to read: not listed.
+        return None
+    return status.st_mtime_ns if stat.S_ISREG(status.st_mode) else None

@@ -1,0 +1,208 @@
+"""The commit: what staging must hold, making it durable, and giving it its published name."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import secrets
+import stat
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from entrypoint.checkpoint.digest import Json, canonical
+from entrypoint.checkpoint.foreign import read_bounded
+from entrypoint.checkpoint.layout import generation_of, with_generation
+from entrypoint.checkpoint.manifest import (
+    HAVE,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    FileEntry,
+    Manifest,
+)
+from entrypoint.errors import StagingError
+from entrypoint.state.files import fsync_directory, read_json
+from entrypoint.store import tree
+
+TRASH = ".trash"
+
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
+_LOOKS = 8
+"""A name can be taken and given up by others while we look; this often is enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """Where the checkpoint is now, and whether we put it there or found an equal one."""
+
+    name: str
+    path: Path
+    outcome: Literal["committed", "existed"]
+
+
+def drop_notes(staged: Path) -> None:
+    """Remove what the builders left for each other: hidden files at the top. Raises: OSError."""
+    for entry in list(staged.iterdir()):
+        if entry.name.startswith(".") and (entry.is_symlink() or not entry.is_dir()):
+            entry.unlink()
+
+
+def check(staged: Path, entries: Iterable[FileEntry]) -> None:
+    """Refuse unless `staged` holds just the listed files, each regular and of its size.
+
+    Raises: StagingError naming the first that is not so; OSError.
+    """
+    expected = {entry.path: entry.size for entry in entries}
+    for path, status in tree.files_beneath(staged):
+        size = expected.pop(path, None)
+        if size is None:
+            raise StagingError(f"{staged / path}: not in the manifest")
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            what = f"{status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "no regular file"
+            raise StagingError(f"{staged / path}: expected {size} bytes, found {what}")
+    for path in sorted(expected):
+        raise StagingError(f"{staged / path}: in the manifest, but was not written")
+
+
+def make_durable(staged: Path, dir_mode: int, file_mode: int) -> None:
+    """Give everything its mode and fsync it: files first, then directories from below.
+
+    Raises: OSError.
+    """
+    for directory, _, names, descriptor in os.fwalk(staged, topdown=False):
+        for name in names:
+            _settle(name, descriptor, file_mode)
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) != dir_mode:
+            os.fchmod(descriptor, dir_mode)
+        fsync_directory(Path(directory))
+
+
+def _settle(name: str, directory: int, mode: int) -> None:
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        if stat.S_IMODE(os.fstat(file).st_mode) != mode:
+            os.fchmod(file, mode)
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def publish(
+    root: Path, staged: Path, manifest: Manifest, held: Collection[int], file_mode: int
+) -> CommitResult:
+    """Write the manifest into `staged` and rename it to the first name that is free for it.
+
+    An equal and complete checkpoint under a name wins over ours; an equal but damaged one goes to
+    the trash, where its running readers keep their inodes; a different one keeps its name.
+    Raises: StagingError; OSError.
+    """
+    if set(held) != set(manifest.layout.ranks):
+        ranks: list[Json] = [*sorted(held)]
+        _write(staged, HAVE, canonical({"ranks": ranks}) + b"\n", file_mode)
+    base, first = generation_of(manifest.name)
+    for generation in itertools.count(first):
+        candidate = manifest.renamed(with_generation(base, generation))
+        outcome = _claim(root, staged, candidate, held, file_mode)
+        if outcome is not None:
+            return CommitResult(candidate.name, root / candidate.name, outcome)
+    raise AssertionError  # pragma: no cover - count() does not end
+
+
+def _claim(
+    root: Path, staged: Path, candidate: Manifest, held: Collection[int], file_mode: int
+) -> Literal["committed", "existed"] | None:
+    target = root / candidate.name
+    encoded = candidate.encode()
+    for _ in range(_LOOKS):
+        match _standing(target, encoded, candidate.files_for(held), held):
+            case "equal":
+                return "existed"
+            case "other":
+                return None
+            case "damaged":
+                retire(root, candidate.name)
+            case "free":
+                _write(staged, MANIFEST, encoded, file_mode)
+                if _rename(staged, target):
+                    fsync_directory(root)
+                    return "committed"
+    raise StagingError(f"{target}: the name is taken and given up again without end")
+
+
+def _rename(staged: Path, target: Path) -> bool:
+    try:
+        staged.rename(target)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        raise
+    return True
+
+
+def _standing(
+    target: Path, encoded: bytes, entries: Iterable[FileEntry], held: Collection[int]
+) -> Literal["free", "equal", "damaged", "other"]:
+    try:
+        if read_bounded(target / MANIFEST, MAX_MANIFEST_BYTES) != encoded:
+            return "other"
+    except (OSError, ValueError):
+        return "other" if os.path.lexists(target) else "free"
+    return "equal" if is_whole(target, entries, held) else "damaged"
+
+
+def is_whole(directory: Path, entries: Iterable[FileEntry], ranks: Collection[int]) -> bool:
+    """Tell whether a published directory holds the listed files with their sizes, for `ranks`."""
+    have = ranks_held(directory)
+    if have is not None and not set(ranks) <= have:
+        return False
+    for entry in entries:
+        try:
+            status = (directory / entry.path).lstat()
+        except OSError:
+            return False
+        if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
+            return False
+    return True
+
+
+def ranks_held(directory: Path) -> set[int] | None:
+    """Return the ranks that `have.json` names, None where there is none: all ranks."""
+    if not os.path.lexists(directory / HAVE):
+        return None
+    document = read_json(directory / HAVE)
+    ranks = document.get("ranks") if isinstance(document, dict) else None
+    return {r for r in ranks if isinstance(r, int)} if isinstance(ranks, list) else set()
+
+
+def retire(root: Path, name: str) -> None:
+    """Take a published name away at once; its files stay in the trash until a sweep.
+
+    Nothing happens if somebody else was faster. Raises: OSError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        discard(root, root / name)
+        fsync_directory(root)
+
+
+def discard(root: Path, path: Path) -> None:
+    """Move a directory of the store into its trash. Raises: OSError."""
+    tree.make_hidden(root, TRASH, 0o700)
+    path.rename(root / TRASH / f"{path.name[:200]}.{secrets.token_hex(4)}")
+
+
+def _write(staged: Path, name: str, data: bytes, mode: int) -> None:
+    temporary = staged / f".{name}"
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
+    try:
+        os.fchmod(descriptor, mode)
+        tree.write_all(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    temporary.replace(staged / name)
+    fsync_directory(staged)

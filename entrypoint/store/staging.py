@@ -1,0 +1,230 @@
+"""Staging: a private directory in the store's own file system where a checkpoint is built.
+
+    ROOT/NAME/                                 published: complete, never written again
+    ROOT/.staging/NAME.HOST.PID.NONCE/         being built; its builders hold a shared flock on it
+    ROOT/.trash/NAME.NONCE/                    unpublished, waiting to be deleted
+
+`commit` fsyncs everything, writes the manifest last and renames, so at any instant a published
+name is absent or complete. Names are unique and publishing is one rename: the flock only tells
+`sweep` that a builder lives, and nothing breaks where it lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from entrypoint.checkpoint.manifest import Manifest, check_path
+from entrypoint.errors import ShardbootError, SpaceError, StagingError
+from entrypoint.store import lock, publish, tree
+from entrypoint.store.publish import TRASH, CommitResult
+from entrypoint.store.tree import write_all as write_all  # noqa: PLC0414 - for those who create()
+
+STAGING = ".staging"
+DIR_MODE = 0o2750
+FILE_MODE = 0o640
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Staging:
+    """One checkpoint being built. Leaving the `with` block uncommitted removes the directory.
+
+    Several processes may build in one directory: one `begin`s it, others `join` it, and only
+    the one that owns it removes it.
+    """
+
+    def __init__(
+        self, root: Path, path: Path, *, owner: bool, dir_mode: int, file_mode: int
+    ) -> None:
+        self.root = root
+        self.path = path
+        self.owner = owner
+        self.dir_mode = dir_mode
+        self.file_mode = file_mode
+        self._directory = os.open(path, tree.DIRECTORY)
+        with contextlib.suppress(OSError):
+            # Without locks here, `sweep` still has the grace to go by.
+            fcntl.flock(self._directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self.owner:
+                # Published, it is not under this name any more.
+                tree.remove(self.path)
+        finally:
+            os.close(self._directory)
+
+    def disown(self) -> None:
+        """Leave the directory behind for processes that outlive this one; they commit it."""
+        self.owner = False
+
+    def create(self, path: str) -> int:
+        """Create the file `path` and return a descriptor open for writing; its mode is final.
+
+        Raises: ManifestError for a path that would leave staging; SpaceError; StagingError, also
+        when the file is there.
+        """
+        # Hidden names at the top are the builders' notes; `commit` drops them.
+        check_path(path.removeprefix(".") if "/" not in path else path, "path")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with self.writing(path):
+            descriptor = tree.open_beneath(self._directory, path, flags, self.dir_mode)
+            try:
+                os.fchmod(descriptor, self.file_mode)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        return descriptor
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Create `path` with `data`, fsynced. On error part of it may be there.
+
+        Raises: as `create`.
+        """
+        descriptor = self.create(path)
+        with self.writing(path):
+            try:
+                write_all(descriptor, data)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    @contextlib.contextmanager
+    def writing(self, path: str, needed: int | None = None) -> Iterator[None]:
+        """Turn the operating system's errors of writing `path` into ours, with the numbers."""
+        try:
+            yield
+        except OSError as error:
+            raise self.failure(error, path, needed) from error
+
+    def failure(self, error: OSError, path: str, needed: int | None = None) -> ShardbootError:
+        """Return what `error`, met while writing `path`, means to the user."""
+        where = self.path / path
+        if error.errno not in _FULL:
+            return StagingError(f"{where}: {error.strerror or error}")
+        free = os.fstatvfs(self._directory)
+        room = f"{free.f_bavail * free.f_frsize} bytes free"
+        need = "" if needed is None else f"{needed} more bytes needed, "
+        return SpaceError(
+            f"{where}: {error.strerror}: {need}{room}",
+            hint="free some space (`shardboot gc`), or point the store at a larger file system",
+        )
+
+    def commit(self, manifest: Manifest, ranks: Collection[int] | None = None) -> CommitResult:
+        """Publish what was built; `ranks` are those held here, None for all.
+
+        On return a complete checkpoint is published and durable, under the manifest's name or a
+        later generation of it. On error nothing was published, but for a failed last fsync.
+        Raises: StagingError; SpaceError.
+        """
+        held = set(manifest.layout.ranks if ranks is None else ranks)
+        with self.writing(""):
+            publish.drop_notes(self.path)
+            publish.check(self.path, manifest.files_for(held))
+            publish.make_durable(self.path, self.dir_mode, self.file_mode)
+            return publish.publish(self.root, self.path, manifest, held, self.file_mode)
+
+
+def begin(
+    root: Path, name: str, *, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE
+) -> Staging:
+    """Start building the checkpoint `name` in the store `root`, which must exist.
+
+    Raises: ManifestError for a name with a path in it; StagingError; SpaceError.
+    """
+    check_path(name, "name")
+    if "/" in name:
+        msg = f"{name}: a checkpoint's name has no directories"
+        raise StagingError(msg)
+    host = re.sub(r"[^A-Za-z0-9-]+", "_", socket.gethostname())[:40]
+    # NAME_MAX is 255 bytes.
+    unique = f"{name[:150]}.{host}.{os.getpid()}.{secrets.token_hex(4)}"
+    path = root / STAGING / unique
+    try:
+        tree.make_hidden(root, STAGING, dir_mode)
+        path.mkdir(mode=0o700)
+        return Staging(root, path, owner=True, dir_mode=dir_mode, file_mode=file_mode)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise SpaceError(f"{path}: {error.strerror}") from error
+        hint = "the store's directory must exist and be writable for this user"
+        raise StagingError(f"{path}: {error.strerror}", hint=hint) from error
+
+
+def join(path: Path, *, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE) -> Staging:
+    """Build in a staging directory that another process began and keeps. Raises: StagingError."""
+    try:
+        return Staging(
+            path.parent.parent, path, owner=False, dir_mode=dir_mode, file_mode=file_mode
+        )
+    except OSError as error:
+        msg = f"{path}: {error.strerror}"
+        raise StagingError(msg, hint="it was swept, or its owner gave up") from error
+
+
+def sweep(root: Path, grace_seconds: float) -> list[str]:
+    """Delete staging that nobody builds in any more, and the trash; return the names removed.
+
+    Staging goes only when its flock is free *and* nothing in it is younger than the grace: where
+    locks lie, the grace alone must do. What cannot be deleted now is left for the next sweep.
+    """
+    removed = []
+    for path in _entries(root / STAGING):
+        if _abandoned(path, grace_seconds):
+            with contextlib.suppress(OSError):
+                # Away in one step: were it emptied in place, a builder that the lock does not
+                # show could still commit half of it.
+                publish.discard(root, path)
+                removed.append(path.name)
+    # A file held open on NFS stays as `.nfsXXXX`; it goes once its reader is gone.
+    removed += [path.name for path in _entries(root / TRASH) if tree.remove(path)]
+    return removed
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _abandoned(path: Path, grace_seconds: float) -> bool:
+    try:
+        descriptor = os.open(path, tree.DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _age(path) > grace_seconds
+    except OSError as error:
+        return error.errno in lock.NO_LOCKS and _age(path) > grace_seconds
+    finally:
+        os.close(descriptor)
+
+
+def _age(path: Path) -> float:
+    """Return the seconds since anything in `path` was changed; 0 when that cannot be told."""
+    try:
+        newest = max((status.st_mtime for _, status in tree.files_beneath(path)), default=0.0)
+        return time.time() - max(newest, path.stat().st_mtime)
+    except OSError:
+        return 0.0

@@ -1,0 +1,107 @@
+"""A directory tree touched by descriptor: no link is followed, nothing outside is reached.
+
+Paths are relative, with plain components, and have passed `manifest.check_path`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextlib.contextmanager
+def descend(root: int, parts: tuple[str, ...], make_mode: int | None = None) -> Iterator[int]:
+    """Yield a descriptor of the directory `parts` below `root`, closed afterwards.
+
+    With `make_mode`, directories that are missing are made with just that mode. Raises: OSError.
+    """
+    descriptor = os.dup(root)
+    try:
+        for part in parts:
+            below = _enter(descriptor, part, make_mode)
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _enter(parent: int, name: str, make_mode: int | None) -> int:
+    if make_mode is None:
+        return os.open(name, DIRECTORY, dir_fd=parent)
+    try:
+        os.mkdir(name, 0o700, dir_fd=parent)
+        made = True
+    except FileExistsError:
+        made = False
+    descriptor = os.open(name, DIRECTORY, dir_fd=parent)
+    if made:
+        try:
+            # The umask must not decide who can read it.
+            os.fchmod(descriptor, make_mode)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    return descriptor
+
+
+def open_beneath(root: int, path: str, flags: int, make_mode: int | None = None) -> int:
+    """Open the file `path` below `root`; no component may be a link. Raises: OSError."""
+    *directories, name = path.split("/")
+    with descend(root, tuple(directories), make_mode) as parent:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+
+
+def open_regular(root: int, path: str) -> int:
+    """Open a regular file below `root` for reading. Raises: OSError, also for other kinds."""
+    # Opening a FIFO would wait for a writer.
+    descriptor = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        msg = f"{path}: not a regular file"
+        raise OSError(msg)
+    return descriptor
+
+
+def files_beneath(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield every non-directory below `root` by its relative path, links as links.
+
+    Raises: OSError.
+    """
+    for directory, _, names, descriptor in os.fwalk(root, onerror=_raise):
+        for name in names:
+            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            yield os.path.relpath(os.path.join(directory, name), root), status  # noqa: PTH118 - as fwalk
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def remove(path: Path) -> bool:
+    """Delete a tree as far as it goes, and say whether it is gone.
+
+    NFS keeps `.nfsXXXX` names of open files (EBUSY, ENOTEMPTY); that is nobody's failure.
+    """
+    shutil.rmtree(path, ignore_errors=True)
+    return not os.path.lexists(path)
+
+
+def make_hidden(root: Path, name: str, mode: int) -> None:
+    """Make a hidden directory of a store unless it is there. Raises: OSError."""
+    with contextlib.suppress(FileExistsError):
+        (root / name).mkdir(mode=0o700)
+        (root / name).chmod(mode)
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all of `data`, however few bytes the system takes at a time. Raises: OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
