@@ -133,6 +133,17 @@ class ExecError(ShardbootError):
         self.found = found
 
 
+class RefusedError(ShardbootError):
+    """Boot will not serve: no checkpoint fits, or a step failed and the policy is to refuse.
+
+    Carries the exit code of what stood in the way.
+    """
+
+    def __init__(self, message: str, *, reason: str, code: int) -> None:
+        super().__init__(message, reason=reason)
+        self.code = code
+
+
 class Interrupted(ShardbootError):  # noqa: N818 - an event, not a fault
     """A termination signal arrived before exec; children are gone, staging can be resumed."""
 
@@ -148,6 +159,8 @@ def exit_code_of(error: ShardbootError) -> int:
     match error:
         case ExecError():
             return 126 if error.found else 127
+        case RefusedError():
+            return error.code
         case Interrupted():
             return 128 + error.signal_number
         case _:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from blake3 import blake3
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 PIECE_BYTES = 8 * 1024 * 1024
 """One read of a large file: large enough for the disk, small enough for bounded memory."""

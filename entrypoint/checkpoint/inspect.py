@@ -122,14 +122,10 @@ def _read_index(directory: Path, entry: FileEntry) -> tuple[TensorEntry, ...]:
 
 def _match(path: Path, wanted: Mapping[str, TensorEntry], entry: FileEntry) -> None:
     found = header.read(path)
-    expected = {
-        name: header.Slice(t.dtype, t.shape, t.begin, t.end) for name, t in wanted.items()
-    }
+    expected = {name: header.Slice(t.dtype, t.shape, t.begin, t.end) for name, t in wanted.items()}
     if len(found) != entry.tensors or found != expected:
         odd = sorted(
-            name
-            for name in found.keys() | expected.keys()
-            if found.get(name) != expected.get(name)
+            name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
         )
         msg = f"{path}: header and index disagree on {', '.join(odd[:3]) or 'their number'}"
         raise DamagedError(msg)

@@ -83,11 +83,12 @@ class Key:
 _COUNTS = {"tp", "pp", "dp", "cp", "redundant_experts", "format"}
 _SWITCHES = {"ep", "eplb"}
 _TEXT_BYTES = 4096
+_MAX_COUNT = 1_000_000
 
 
 def _well_typed(name: str, value: Json) -> bool:
     if name in _COUNTS:
-        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1_000_000
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
     if name in _SWITCHES:
         return isinstance(value, bool)
     if name == "backends":

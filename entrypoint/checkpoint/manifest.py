@@ -305,6 +305,7 @@ def _file(value: Json, field: str, layout: Layout) -> FileEntry:
     role = entry.get("role")
     if role not in ("weights", "model", "index"):
         _refuse(f"{field}.role", "weights, model or index", role)
+    role = cast("Role", role)
     names = {"path", "size", "blake3", "role"}
     _exactly(entry, field, names | ({"rank", "part", "tensors"} if role == "weights" else set()))
     path = _text(entry["path"], f"{field}.path")

@@ -49,7 +49,7 @@ class CheckpointStore(Protocol):
 
 def open_store(
     url: str, *, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE
-) -> CheckpointStore:
+) -> DirectoryStore:
     """Return the store that a path or a `file://` URL names; nothing is touched yet.
 
     Raises: ConfigError naming what was expected.

@@ -1,0 +1,240 @@
+"""Finding out all that a decision hangs on: vLLM's reading of the words, the source, the stores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from entrypoint import __version__
+from entrypoint.checkpoint.finding import Absent, Complete, Finding
+from entrypoint.checkpoint.key import Key
+from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.config import Settings
+from entrypoint.engine.executable import Executable, find
+from entrypoint.engine.resolution import Rejected, Resolution, resolve
+from entrypoint.log import Log
+from entrypoint.model.identity import Identity, last_remembered, read_in_full, recall
+from entrypoint.model.survey import Survey, survey
+from entrypoint.plan import Obstacle, Situation
+from entrypoint.state.memory import Memory
+from entrypoint.store.base import open_store
+from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.look import Wanted, look
+
+OWN_LOADERS = ("auto", "hf", "safetensors")
+"""Load formats that mean "load the source as it is"; any other, and users know better."""
+
+
+@dataclass(slots=True)
+class SourceView:
+    """The source as far as it had to be looked at; grows lazily, and only by looking."""
+
+    environ: Mapping[str, str]
+    memory: Memory
+    log: Log
+    survey: Survey | None = None
+    identity: Identity = field(default_factory=lambda: Identity({}, {}))
+
+    def identify(self, word: str, revision: str | None) -> Identity | None:
+        """Look at the source once; None when it hangs."""
+        if self.survey is None:
+            self.survey = survey(word, revision, self.environ)
+            if self.survey.timed_out:
+                self.log.line(
+                    "source.hung", f"{word} does not answer; going by what it was when last seen"
+                )
+                self.identity = last_remembered(word, self.memory) or self.identity
+            else:
+                self.identity = recall(self.survey, self.memory)
+        return None if self.survey.timed_out else self.identity
+
+    @property
+    def here(self) -> Survey:
+        """The look that was taken."""
+        assert self.survey is not None
+        return self.survey
+
+    def is_same_model(self, manifest: Manifest, *, named: bool) -> bool:
+        """Whether a checkpoint was saved from this very source.
+
+        Reads the weights only when nothing cheaper tells. Without the source here, only a full
+        commit hash matches, or a checkpoint that the operator named.
+        """
+        theirs = manifest.source.identity
+        for way in ("blake3", "sha256"):
+            if way in theirs and way in self.identity.ways:
+                return theirs[way] == self.identity.ways[way]
+        if self.here.directory is None:
+            same_commit = (
+                self.here.revision is not None
+                and self.here.word == manifest.source.name
+                and self.here.revision == manifest.source.revision
+            )
+            return same_commit or (named and not self.here.timed_out)
+        if "blake3" not in theirs:
+            return False
+        self.log.line(
+            "source.read",
+            f"reading {self.here.directory} once, to know which model it is",
+        )
+        self.identity = read_in_full(self.here, self.identity, self.memory)
+        return self.identity.ways["blake3"] == theirs["blake3"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """What was found out. `resolution` is None when vLLM rejects the words."""
+
+    engine: Executable
+    resolution: Resolution | None
+    source: SourceView
+    local_store: DirectoryStore
+    shared_store: DirectoryStore | None
+    situation: Situation
+
+    @property
+    def key(self) -> Key | None:
+        """The wanted key, with the model's identity as far as it is known."""
+        if self.resolution is None:
+            return None
+        return replace(self.resolution.key, model=self.source.identity.ways.get("blake3", ""))
+
+
+def assess(
+    settings: Settings,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    memory: Memory,
+    log: Log,
+) -> Assessment:
+    """Ask vLLM, look at the source and, as far as needed, at the stores. Changes only memory.
+
+    Raises: ExecError, EngineError, OwnershipError, ConfigError, StoreError.
+    """
+    engine = find(settings.vllm, environ)
+    source = SourceView(environ, memory, log)
+    local_store = DirectoryStore(settings.local_dir, settings.dir_mode, settings.file_mode)
+    shared_store = (
+        open_store(settings.shared, dir_mode=settings.dir_mode, file_mode=settings.file_mode)
+        if settings.shared
+        else None
+    )
+    resolved = resolve(engine, words, environ, memory, source.identify)
+    if isinstance(resolved, Rejected):
+        text = f"vLLM does not take these words: {resolved.message}"
+        wish = Obstacle("engine.rejected", text, is_wish=True)
+        situation = Situation(local=Absent(), shared=Absent(), no_checkpoint=wish)
+        resolution = None
+    else:
+        situation = _situation(settings, resolved, source, local_store, shared_store, memory)
+        resolution = resolved
+    return Assessment(
+        engine=engine,
+        resolution=resolution,
+        source=source,
+        local_store=local_store,
+        shared_store=shared_store,
+        situation=situation,
+    )
+
+
+def _situation(
+    settings: Settings,
+    resolution: Resolution,
+    source: SourceView,
+    local_store: DirectoryStore,
+    shared_store: DirectoryStore | None,
+    memory: Memory,
+) -> Situation:
+    is_checkpoint = source.here.is_checkpoint
+    obstacle = unservable(resolution, source)
+    local: Finding = Absent("not looked at")
+    shared: Finding = Absent("not configured")
+    if obstacle is None and is_checkpoint:
+        directory = Path(str(source.here.directory))
+        # The checkpoint is its own source: whatever model it holds is the model meant.
+        itself = Wanted(resolution.key, lambda _: True, name=directory.name)
+        local = look(DirectoryStore(directory.parent), itself, memory)
+    elif obstacle is None:
+        wanted = _wanted(settings, resolution, source)
+        if settings.local_dir.is_dir():
+            local = look(local_store, wanted, memory)
+        else:
+            local = Absent(f"{settings.local_dir} is not there yet")
+        if shared_store is not None and not isinstance(local, Complete):
+            shared = look(shared_store, wanted, memory)
+        elif shared_store is not None:
+            shared = Absent("not looked at")
+    found = isinstance(local, Complete)
+    return Situation(
+        local=local,
+        shared=shared,
+        no_checkpoint=obstacle,
+        no_copy=None if found else unwritable(settings),
+        no_save=None if found else unsavable(settings, source),
+        has_source=not is_checkpoint,
+    )
+
+
+def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> Wanted:
+    named = settings.checkpoint is not None
+    blake3 = source.identity.ways.get("blake3")
+    likely = replace(resolution.key, model=blake3).digest[:12] if blake3 else None
+    return Wanted(
+        resolution.key,
+        lambda manifest: source.is_same_model(manifest, named=named),
+        name=settings.checkpoint,
+        likely=likely,
+    )
+
+
+def unservable(resolution: Resolution, source: SourceView) -> Obstacle | None:
+    """Return why no checkpoint can be served for these words, whatever the stores hold."""
+    if resolution.load_format not in OWN_LOADERS or resolution.has_extra_config:
+        asked = resolution.load_format if resolution.load_format not in OWN_LOADERS else "extra"
+        text = f"the words choose a loader of their own ({asked}); stepping aside"
+        return Obstacle("load-format.user", text, is_wish=True)
+    if resolution.plugin is None:
+        text = "vLLM's Python has no shardboot installed, so it cannot load checkpoints"
+        return Obstacle("engine.noplugin", text)
+    if resolution.plugin != __version__:
+        text = f"vLLM's Python has shardboot {resolution.plugin}, this is {__version__}"
+        return Obstacle("engine.plugin-version", text)
+    if resolution.unverified:
+        text = f"the words cannot be rewritten safely: {resolution.unverified}"
+        return Obstacle("engine.words", text)
+    if resolution.nnodes > 1:
+        text = f"{resolution.nnodes} nodes: checkpoints over several nodes are not built yet"
+        return Obstacle("layout.multinode", text)
+    if resolution.key.dp > 1 and resolution.key.ep:
+        text = "data parallel with expert parallel: vLLM's file names cannot tell the ranks apart"
+        return Obstacle("layout.dp-ep", text)
+    if resolution.draft == "target":
+        text = "the draft's weights are read from the source, which a checkpoint does not hold"
+        return Obstacle("layout.draft", text)
+    if source.here.timed_out and not source.identity.ways:
+        return Obstacle("source.hung", f"{source.here.word} does not answer and was never seen")
+    return None
+
+
+def unwritable(settings: Settings) -> Obstacle | None:
+    """Return why nothing can be put into the local store, found out before anything slow."""
+    nearest = next(p for p in (settings.local_dir, *settings.local_dir.parents) if p.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return None
+    text = f"{nearest}: uid {os.geteuid()} may not write there"
+    return Obstacle("local.unwritable", text, 60)
+
+
+def unsavable(settings: Settings, source: SourceView) -> Obstacle | None:
+    """Return why no checkpoint can be saved here."""
+    if source.here.timed_out:
+        return Obstacle("source.hung", f"{source.here.word} does not answer", 30)
+    if source.here.directory is None:
+        text = f"{source.here.word} is not on this machine; it can be saved once vLLM fetched it"
+        return Obstacle("source.absent", text, 31)
+    if source.here.is_checkpoint:
+        return Obstacle("source.checkpoint", "a checkpoint cannot be saved from a checkpoint", 22)
+    return unwritable(settings)

@@ -1,0 +1,153 @@
+"""A child program in its own process group that never outlives its use.
+
+Requests travel by stdin and answers by a pipe of their own: nothing of a user's words is in an
+argv, and nothing that a library prints can be taken for an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from entrypoint.checkpoint.digest import Json, canonical
+
+TERM_GRACE_SECONDS: Final = 1.0
+"""Between SIGTERM and SIGKILL; short, so that a stop before exec takes less than two seconds."""
+
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+TICK_SECONDS: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a child ended: its exit status as `subprocess` gives it, and its answer if it gave one.
+
+    `timed_out` says that it was ended by us because its time was over.
+    """
+
+    status: int
+    answer: Json
+    timed_out: bool
+
+
+def ask(
+    argv: Sequence[str],
+    request: Json,
+    *,
+    environ: Mapping[str, str],
+    log: IO[bytes],
+    timeout: float,
+    on_tick: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Run `argv` with one more word, the descriptor to answer on; return how it ended.
+
+    The child leads its own session. When this returns or raises, whatever raises, its whole
+    process group is gone and its memory free. `timeout` in seconds. Raises: OSError.
+    """
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb", buffering=0) as answers:
+        try:
+            process = subprocess.Popen(
+                [*argv, str(writer)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=dict(environ),
+                pass_fds=[writer],
+                start_new_session=True,
+            )
+        finally:
+            os.close(writer)
+        try:
+            _send(process, request)
+            answer, timed_out = _wait(process, answers, time.monotonic() + timeout, on_tick)
+        finally:
+            end_group(process)
+    return Outcome(process.returncode, _decode(answer), timed_out)
+
+
+def _send(process: subprocess.Popen[bytes], request: Json) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(canonical(request))
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    answers: IO[bytes],
+    deadline: float,
+    on_tick: Callable[[], None],
+) -> tuple[bytes, bool]:
+    """Gather the answer until the child ends; end of file alone would wait for its forks."""
+    answer = b""
+    is_open = True
+    while True:
+        ended = process.poll() is not None
+        if is_open and select.select([answers], [], [], 0 if ended else TICK_SECONDS)[0]:
+            piece = answers.read(1 << 16) or b""
+            answer += piece
+            is_open = bool(piece) and len(answer) <= MAX_ANSWER_BYTES
+            continue
+        if ended:
+            return answer, False
+        if time.monotonic() > deadline:
+            return answer, True
+        if not is_open:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TICK_SECONDS)
+        on_tick()
+
+
+def _decode(answer: bytes) -> Json:
+    try:
+        value: Json = json.loads(answer)
+    except ValueError:
+        return None
+    return value
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End the child's whole process group, politely first; return when nothing of it is left."""
+    _signal_group(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + TERM_GRACE_SECONDS
+    while _group_lives(process) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    _signal_group(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + TERM_GRACE_SECONDS
+    while _group_lives(process) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _group_lives(process: subprocess.Popen[bytes]) -> bool:
+    process.poll()
+    try:
+        os.killpg(process.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def last_lines(log: Path, count: int = 5) -> list[str]:
+    """Return the last non-empty lines of a child's log, for the message of a failure."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 16_384))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line.rstrip() for line in lines if line.strip()][-count:]

@@ -1,0 +1,117 @@
+"""The command line: the only reader of argv and os.environ, the only place that exits.
+
+Options come first; the first word that is not one of ours (or `--`) starts vLLM's own arguments,
+so that `shardboot serve` is a drop-in for `vllm serve`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+import click
+
+from entrypoint import __version__, boot, launch
+from entrypoint.config import SWITCH
+from entrypoint.engine.executable import locate
+from entrypoint.errors import Interrupted, RefusedError, ShardbootError, exit_code_of
+from entrypoint.options import WordsCommand, new_boot, with_settings
+
+OFF: Final = ("off", "0", "no", "false")
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class LazyGroup(click.Group):
+    """Imports the operator commands only when one is asked for: a hit needs none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all commands, in the order in which a newcomer meets them."""
+        from entrypoint import operate  # noqa: PLC0415 - see the class
+
+        return [*super().list_commands(ctx), *operate.COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by name."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        from entrypoint import operate  # noqa: PLC0415 - see the class
+
+        return operate.COMMANDS.get(cmd_name)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="shardboot")
+@click.pass_context
+def cli(ctx: click.Context, /) -> None:
+    """Serve vLLM from pre-sharded checkpoints that are known to fit, or from the source."""
+    ctx.obj = {"environ": os.environ}
+
+
+@cli.command(cls=WordsCommand)
+@with_settings
+@click.pass_context
+def serve(ctx: click.Context, /, **flags: Any) -> None:
+    """Make sure of a checkpoint, then become vLLM on it."""
+    words = ctx.obj["words"]
+    if os.environ.get(SWITCH, "").lower() in OFF:
+        vllm = flags["vllm"] or os.environ.get(f"{SWITCH}_VLLM") or "vllm"
+        launch.become(locate(vllm, os.environ), ["serve", *words], os.environ)
+    this = new_boot(flags, words, os.environ)
+    try:
+        boot.serve(this)
+    except Exception as error:  # noqa: BLE001 - the one guard: a server must not stay down for us
+        _survive(error, this)
+
+
+def _survive(error: Exception, this: boot.Boot) -> NoReturn:
+    """Serve the source where the policy allows; else let the error end the process."""
+    code = exit_code_of(error) if isinstance(error, ShardbootError) else 1
+    is_final = isinstance(error, (Interrupted, RefusedError)) or code in boot.NEVER_FAIL_OPEN
+    if is_final or code in (126, 127) or this.settings.on_failure == "refuse":
+        raise error
+    if isinstance(error, ShardbootError):
+        reason = error.reason
+    else:
+        reason = "internal.error"
+        traceback.print_exception(error)
+    this.log.line(reason, f"serving the source as if shardboot were not there: {error}")
+    boot.fall_back(this.settings, this.words, this.environ)
+
+
+def main() -> NoReturn:
+    """Run a command; print our errors as one line and a hint, and exit with their code."""
+    for number in STOPPING:
+        signal.signal(number, _interrupt)
+    try:
+        status = cli.main(prog_name="shardboot", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:
+        # The reader of our output has gone; nothing is left to say, and no flush may fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except ShardbootError as error:
+        click.echo(f"shardboot: error: {error.reason}: {error}", err=True)
+        if error.hint:
+            click.echo(f"shardboot: hint: {error.hint}", err=True)
+        sys.exit(exit_code_of(error))
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    # Only the first one interrupts: cleaning up must not be interrupted itself.
+    for each in STOPPING:
+        signal.signal(each, signal.SIG_IGN)
+    raise Interrupted(number)
+
+
+if __name__ == "__main__":
+    main()

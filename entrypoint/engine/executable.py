@@ -1,0 +1,74 @@
+"""Finding the `vllm` to become, and the Python behind it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from entrypoint.errors import EngineError, ExecError
+
+PLUGIN: Final = "shardboot"
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """The `vllm` to become, and the Python that its first line names."""
+
+    path: str
+    interpreter: str
+
+
+def locate(word: str, environ: Mapping[str, str]) -> str:
+    """Return the absolute path of an executable, on PATH or as given. Raises: ExecError."""
+    path = shutil.which(word, path=environ.get("PATH"))
+    if path is None:
+        found = os.path.exists(word)
+        what = "is not executable" if found else "is not on PATH"
+        msg = f"{word}: {what}"
+        raise ExecError(msg, found=found, hint="name it with --vllm PATH")
+    return os.path.abspath(path)
+
+
+def find(word: str, environ: Mapping[str, str]) -> Executable:
+    """Find vLLM's console script and its interpreter. Raises: ExecError, EngineError."""
+    path = locate(word, environ)
+    return Executable(path, _interpreter(path))
+
+
+def _interpreter(path: str) -> str:
+    """Return the Python of a console script: its first line, or the one that /bin/sh is to exec."""
+    try:
+        with open(path, "rb") as script:
+            first, second = script.readline(4096), script.readline(4096)
+    except OSError as error:
+        raise EngineError(f"{path}: cannot be read: {error.strerror}") from None
+    words = _words(first.removeprefix(b"#!")) if first.startswith(b"#!") else []
+    if words and os.path.basename(words[0]) == "sh" and second.startswith(b"'''exec'"):
+        # pip writes this where the interpreter's path is too long, or has blanks, for "#!".
+        words = _words(second.removeprefix(b"'''exec'"))
+    if words and os.path.basename(words[0]) == "env":
+        words = [shutil.which(word) or word for word in words[1:] if "=" not in word]
+    if not words or "python" not in os.path.basename(words[0]):
+        msg = f"{path}: not a Python console script, so vLLM cannot be asked how it reads the words"
+        raise EngineError(msg, reason="engine.opaque")
+    return words[0]
+
+
+def _words(line: bytes) -> list[str]:
+    try:
+        return shlex.split(line.decode())
+    except ValueError:
+        return []
+
+
+def with_plugin(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for vLLM: our load format stays allowed where VLLM_PLUGINS is set."""
+    adapted = dict(environ)
+    allowed = adapted.get("VLLM_PLUGINS")
+    if allowed is not None and PLUGIN not in allowed.split(","):
+        adapted["VLLM_PLUGINS"] = f"{allowed},{PLUGIN}" if allowed else PLUGIN
+    return adapted

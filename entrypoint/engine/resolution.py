@@ -1,0 +1,176 @@
+"""How this vLLM reads the user's words.
+
+vLLM's own parser answers, in a child of the interpreter that will be exec'd (seconds); the answer
+is remembered under a digest of all that went in (milliseconds).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+from entrypoint import child
+from entrypoint.checkpoint.digest import Json, digest_json
+from entrypoint.checkpoint.key import FORMAT, Key
+from entrypoint.engine.executable import Executable, with_plugin
+from entrypoint.engine.question import kept_positions, question
+from entrypoint.errors import EngineError, ManifestError
+from entrypoint.model.identity import Identity
+from entrypoint.state.memory import Memory
+
+RESOLVE_TIMEOUT_SECONDS: Final = 300.0
+RESOLVE_PROGRAM: Final = Path(__file__).parents[1] / "vllm_plugin" / "resolve.py"
+MAX_ANSWERS: Final = 4
+"""Remembered per question: the source's config files may go back and forth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """What vLLM made of the user's words. `key.model` is still empty.
+
+    `drop` are the positions, in the user's words, of what spells the model; `append` are words
+    that keep a speculative draft on its own loader. `model_word` is the user's own.
+    """
+
+    key: Key
+    model_word: str
+    revision: str | None
+    plugin: str | None
+    drop: tuple[int, ...]
+    append: tuple[str, ...]
+    gives_served_name: bool
+    unverified: str
+    nnodes: int
+    node_rank: int
+    load_format: str
+    has_extra_config: bool
+    draft: str
+    kind: Mapping[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """vLLM does not take these words: it shall say so itself."""
+
+    message: str
+
+
+def resolve(
+    engine: Executable,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    memory: Memory,
+    identify: Callable[[str, str | None], Identity | None],
+) -> Resolution | Rejected:
+    """Return how this vLLM reads `words` (all after `vllm serve`), from memory where possible.
+
+    `identify(model word, revision)` looks at the source; None means that it hangs, and then the
+    last answer counts. Raises: EngineError when vLLM can be asked neither way.
+    """
+    environ = with_plugin(environ)
+    about = memory.recall("engines", digest_json([engine.path, engine.interpreter]))
+    if isinstance(about, dict):
+        asked = question(engine, words, environ, about)
+        if (answer := _recall(memory, asked, identify)) is not None:
+            return _read(answer, words, about)
+    answer = _ask(engine, words, environ)
+    if answer["status"] != "ok":
+        return Rejected(str(answer.get("message", "")))
+    about = cast("dict[str, Json]", answer["engine"])
+    memory.remember("engines", digest_json([engine.path, engine.interpreter]), about)
+    _shrink_positions(answer, words, about)
+    model = cast("dict[str, str | None]", answer["model"])
+    identity = identify(cast("str", model["word"]), model["revision"])
+    if identity is not None:
+        _remember(memory, question(engine, words, environ, about), answer, identity)
+    return _read(answer, words, about)
+
+
+def _recall(
+    memory: Memory, asked: str, identify: Callable[[str, str | None], Identity | None]
+) -> dict[str, Json] | None:
+    known = memory.recall("resolutions", asked)
+    if not isinstance(known, dict):
+        return None
+    model = cast("dict[str, str | None]", known["model"])
+    answers = cast("dict[str, dict[str, Json]]", known["answers"])
+    identity = identify(cast("str", model["word"]), model["revision"])
+    wanted = cast("str", known["latest"]) if identity is None else identity.config_digest
+    return answers.get(wanted)
+
+
+def _remember(memory: Memory, asked: str, answer: dict[str, Json], identity: Identity) -> None:
+    known = memory.recall("resolutions", asked)
+    answers = cast("dict[str, Json]", known["answers"]) if isinstance(known, dict) else {}
+    answers = dict(list(answers.items())[-MAX_ANSWERS + 1 :]) | {identity.config_digest: answer}
+    entry: dict[str, Json] = {
+        "model": answer["model"],
+        "answers": answers,
+        "latest": identity.config_digest,
+    }
+    memory.remember("resolutions", asked, entry)
+
+
+def _ask(engine: Executable, words: Sequence[str], environ: Mapping[str, str]) -> dict[str, Json]:
+    with tempfile.NamedTemporaryFile(prefix="shardboot-resolve-") as log:
+        outcome = child.ask(
+            [engine.interpreter, "-P", str(RESOLVE_PROGRAM)],
+            {"words": list(words)},
+            environ=environ,
+            log=log.file,
+            timeout=RESOLVE_TIMEOUT_SECONDS,
+        )
+        if isinstance(outcome.answer, dict) and "status" in outcome.answer:
+            return outcome.answer
+        last = " | ".join(child.last_lines(Path(log.name), 3))
+    if outcome.timed_out:
+        msg = f"vLLM did not say within {RESOLVE_TIMEOUT_SECONDS:.0f} s how it reads the words"
+    else:
+        msg = f"asking vLLM ended with status {outcome.status}: {last}"
+    raise EngineError(msg)
+
+
+def _shrink_positions(
+    answer: dict[str, Json], words: Sequence[str], about: Mapping[str, Json]
+) -> None:
+    """Count the model's positions among the kept words: the others may move under one answer."""
+    kept = kept_positions(words, cast("Mapping[str, Json]", about["ignorable"]))
+    recipe = cast("dict[str, Json]", answer["words"])
+    drop = cast("list[int]", recipe["drop"])
+    recipe["drop"] = [kept.index(position) for position in drop]
+
+
+def _read(
+    answer: Mapping[str, Json], words: Sequence[str], about: Mapping[str, Json]
+) -> Resolution:
+    """Make a Resolution of an answer, for these very words."""
+    kept = kept_positions(words, cast("Mapping[str, Json]", about["ignorable"]))
+    recipe = cast("dict[str, Json]", answer["words"])
+    model = cast("dict[str, str | None]", answer["model"])
+    layout = cast("dict[str, int]", answer["layout"])
+    load = cast("dict[str, Json]", answer["load"])
+    kind = cast("dict[str, Json]", answer["kind"])
+    fields = cast("dict[str, Json]", answer["key"])
+    try:
+        key = Key.from_json({"model": "", "engine": "vllm", "format": FORMAT, **fields})
+    except ManifestError as error:
+        raise EngineError(f"vLLM's answer is odd: {error}") from None
+    return Resolution(
+        key=key,
+        model_word=cast("str", model["word"]),
+        revision=model["revision"],
+        plugin=cast("str | None", about["plugin"]),
+        drop=tuple(kept[position] for position in cast("list[int]", recipe["drop"])),
+        append=tuple(cast("list[str]", recipe["speculative"])),
+        gives_served_name=bool(recipe["served_name"]),
+        unverified="" if recipe["verified"] else str(recipe.get("why", "")) or "unknown",
+        nnodes=layout["nnodes"],
+        node_rank=layout["node_rank"],
+        load_format=str(load["format"]),
+        has_extra_config=bool(load["extra_config"]),
+        draft=str(kind["draft"]),
+        kind={name: value for name, value in kind.items() if isinstance(value, bool)},
+    )

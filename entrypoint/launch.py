@@ -1,0 +1,50 @@
+"""Becoming vLLM: its words, its environment, and the exec that never returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn
+
+from entrypoint.engine.resolution import Resolution
+from entrypoint.errors import ExecError
+
+LOAD_FORMAT: Final = "shardboot"
+RESET_SIGNALS: Final = (
+    # Python ignores these two from its start; an ignored signal stays ignored across exec.
+    *(signal.SIGPIPE, signal.SIGXFSZ),
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+)
+
+
+def checkpoint_words(
+    resolution: Resolution, words: Sequence[str], checkpoint: str, manifest_digest: str
+) -> list[str]:
+    """Return vLLM's words for serving `checkpoint`: the user's, with only the model replaced.
+
+    The clients' model name stays the user's own, else every request would get a 404.
+    """
+    kept = [word for i, word in enumerate(words) if i not in resolution.drop]
+    loader = json.dumps({"manifest": manifest_digest}, separators=(",", ":"))
+    named = [] if resolution.gives_served_name else ["--served-model-name", resolution.model_word]
+    return [
+        *(checkpoint, *kept, "--load-format", LOAD_FORMAT),
+        *("--model-loader-extra-config", loader, *named, *resolution.append),
+    ]
+
+
+def become(path: str, arguments: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process by `path`: same pid, no shell, signals as a fresh program expects them.
+
+    Only descriptors made inheritable on purpose cross. Raises: ExecError; nothing changed then
+    but signal handlers.
+    """
+    for number in RESET_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execve(path, [path, *arguments], dict(environ))
+    except OSError as error:
+        found = os.path.exists(path)
+        raise ExecError(f"{path}: cannot be executed: {error.strerror}", found=found) from None

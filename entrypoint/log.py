@@ -1,0 +1,48 @@
+"""One line for every decision, on stderr: for people, or as JSON.
+
+vLLM's own output goes on after exec on the same streams; nothing is buffered here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import TextIO
+
+from entrypoint.checkpoint.digest import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Writes lines of one boot to `stream`, each with an event name; reason codes are fields."""
+
+    boot: str
+    as_json: bool = False
+    stream: TextIO = sys.stderr
+
+    def line(self, event: str, text: str, **fields: Json) -> None:
+        """Write one line: the event's dotted name, and what a tired reader needs to know."""
+        if self.as_json:
+            entry = {"time": round(time.time(), 3), "boot": self.boot, "event": event}
+            self._write(json.dumps(entry | {"message": text} | fields))
+        else:
+            self._write(f"shardboot: {event}: {text}")
+
+    def _write(self, line: str) -> None:
+        # One write, so that lines of several processes never mix; a closed stderr is no failure.
+        try:
+            os.write(self.stream.fileno(), line.encode(errors="replace") + b"\n")
+        except (OSError, ValueError):
+            return
+
+
+def human_bytes(count: float) -> str:
+    """Return a size for people, in binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:  # noqa: PLR2004 - binary units
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,98 @@
+"""How commands take settings and vLLM's words: shared by `cli` and `operate`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from entrypoint import boot, config
+from entrypoint.config import OPTIONS, Settings
+from entrypoint.errors import ConfigError
+from entrypoint.log import Log
+
+CONFIG_FILE: Final = "SHARDBOOT_CONFIG_FILE"
+DEFAULT_CONFIG_FILE: Final = Path("/etc/shardboot/shardboot.toml")
+
+WORDS_HELP: Final = (
+    "Everything from the first word that is not an option above goes to `vllm serve` as it is; "
+    "see `vllm serve --help=all` for those."
+)
+
+
+class WordsCommand(click.Command):
+    """A command whose own options come first, and whose other words are vLLM's, untouched."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("options_metavar", "[OPTIONS] MODEL [VLLM ARGS]")
+        kwargs.setdefault("epilog", WORDS_HELP)
+        super().__init__(*args, **kwargs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Cut the words where vLLM's begin; `--` is ours and is dropped."""
+        count = self._count_own(ctx, args)
+        words = args[count:]
+        ctx.obj["words"] = tuple(words[1:] if words[:1] == ["--"] else words)
+        return super().parse_args(ctx, args[:count])
+
+    def _count_own(self, ctx: click.Context, args: Sequence[str]) -> int:
+        arity = {
+            spelling: 0 if getattr(option, "is_flag", False) else 1
+            for option in self.get_params(ctx)
+            for spelling in (*option.opts, *option.secondary_opts)
+        }
+        count = 0
+        while count < len(args):
+            name, has_value, _ = args[count].partition("=")
+            if name not in arity or name == "--":
+                break
+            count += 1 if has_value else 1 + arity[name]
+        return min(count, len(args))
+
+
+def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command every setting as a flag; unset flags stay None, so that others can decide."""
+    for option in reversed(OPTIONS):
+        shown = f"{option.help}  [{option.variable}; default: {option.default or 'none'}]"
+        if option.is_switch:
+            spelling = f"{option.flag}/--no-{option.flag.removeprefix('--')}"
+            add = click.option(spelling, option.name, default=None, help=shown)
+        else:
+            add = click.option(option.flag, option.name, metavar=option.metavar, help=shown)
+        command = add(command)
+    return command
+
+
+def read_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+    """Merge defaults, TOML file, environment and flags. Raises: ConfigError."""
+    named = environ.get(CONFIG_FILE)
+    path = Path(named) if named else DEFAULT_CONFIG_FILE
+    document: dict[str, object] = {}
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        if named:
+            msg = f"{CONFIG_FILE}: {path}: {error.strerror}"
+            raise ConfigError(msg) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        msg = f"{path}: {error}"
+        raise ConfigError(msg, hint="see the README's table of settings") from None
+    words = {n: ("yes" if v else "no") if isinstance(v, bool) else v for n, v in flags.items()}
+    return config.resolve(words, environ, document, document_name=str(path))
+
+
+def new_boot(
+    flags: Mapping[str, Any], words: tuple[str, ...], environ: MutableMapping[str, str]
+) -> boot.Boot:
+    """Return the boot that flags and words ask for, root dropped and its environment adapted.
+
+    Raises: ConfigError, PrivilegeError, OwnershipError.
+    """
+    settings = read_settings(flags, environ)
+    log = Log(boot.new_boot_id(), as_json=settings.log_format == "json")
+    boot.step_down(settings, environ, log)
+    return boot.Boot(settings, words, dict(environ), log)

@@ -1,0 +1,162 @@
+"""What boot will do, decided from plain values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from entrypoint.checkpoint.finding import (
+    Absent,
+    Complete,
+    Damaged,
+    Finding,
+    Foreign,
+    Rejected,
+    Unreachable,
+)
+from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.config import OnFailure, OnMiss
+
+Kind = Literal["reuse", "copy", "save", "serve-source", "refuse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why something is not done: its reason code, in words, and the exit code if refused for it.
+
+    `is_wish`: the user's own words ask for it, so that no policy may refuse.
+    """
+
+    reason: str
+    text: str
+    exit_code: int = 1
+    is_wish: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """All that a decision hangs on.
+
+    `no_checkpoint`: why no checkpoint can be served at all. `no_copy`, `no_save`: why that step
+    cannot be taken, or how it failed. `has_source`: whether vLLM can load the user's model word
+    without a checkpoint.
+    """
+
+    local: Finding
+    shared: Finding
+    no_checkpoint: Obstacle | None = None
+    no_copy: Obstacle | None = None
+    no_save: Obstacle | None = None
+    has_source: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What the operator wants where it is a matter of taste."""
+
+    on_miss: OnMiss
+    on_failure: OnFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What boot does next, and why: `reason` is a stable dotted word, `text` one line for people.
+
+    `manifest` and `path` tell which checkpoint, for reuse and copy.
+    """
+
+    kind: Kind
+    reason: str
+    text: str
+    manifest: Manifest | None = None
+    path: str | None = None
+    exit_code: int = 0
+
+
+def decide(situation: Situation, policy: Policy) -> Action:
+    """Return the next action: the local store, else the shared one, else a save, else the source.
+
+    Calling it again after a step failed, with that step's obstacle, gives the next choice.
+    """
+    if situation.no_checkpoint:
+        return _without(situation, situation.no_checkpoint, policy)
+    local, shared = situation.local, situation.shared
+    if isinstance(local, Complete):
+        return _of(local, "reuse", "local.hit", "the local store has it")
+    if isinstance(shared, Complete) and not situation.no_copy:
+        text = f"{in_words('local', local)}; the shared one has it"
+        return _of(shared, "copy", "shared.hit", text)
+    why = _miss(local, shared)
+    if situation.no_copy and policy.on_miss != "save":
+        return _without(situation, situation.no_copy, policy)
+    match policy.on_miss:
+        case "refuse":
+            return _refuse(why)
+        case "source":
+            return _without(situation, why, policy, is_failure=False)
+        case "save":
+            if situation.no_save:
+                return _without(situation, situation.no_save, policy)
+            return Action(kind="save", reason=why.reason, text=why.text)
+
+
+def _of(found: Complete, kind: Kind, reason: str, text: str) -> Action:
+    name = found.manifest.name
+    return Action(
+        kind=kind, reason=reason, text=f"{name}: {text}", manifest=found.manifest, path=found.path
+    )
+
+
+def _without(
+    situation: Situation, why: Obstacle, policy: Policy, *, is_failure: bool = True
+) -> Action:
+    """Serve the source, unless there is none, or the policy is to refuse what failed."""
+    must_refuse = is_failure and not why.is_wish and policy.on_failure == "refuse"
+    if must_refuse or not situation.has_source:
+        return _refuse(why)
+    return Action(kind="serve-source", reason=why.reason, text=why.text)
+
+
+def _refuse(why: Obstacle) -> Action:
+    return Action(kind="refuse", reason=why.reason, text=why.text, exit_code=why.exit_code)
+
+
+_MISS_EXIT_CODES: Mapping[str, int] = {
+    "absent": 31,
+    "foreign": 22,
+    "damaged": 21,
+    "rejected": 51,
+    "unreachable": 30,
+}
+
+
+def _miss(local: Finding, shared: Finding) -> Obstacle:
+    """Say why neither store serves, by the code of the one that came nearest."""
+    text = in_words("local", local)
+    if shared != Absent("not configured"):
+        text += f"; {in_words('shared', shared)}"
+    where, finding = ("local", local)
+    if isinstance(local, Absent) and not isinstance(shared, Absent):
+        where, finding = ("shared", shared)
+    return Obstacle(f"{where}.{finding.word}", text, _MISS_EXIT_CODES.get(finding.word, 1))
+
+
+def in_words(store: str, finding: Finding) -> str:
+    """Return one clause about what a look at a store gave."""
+    match finding:
+        case Complete(manifest=manifest):
+            return f"the {store} store has {manifest.name}"
+        case Absent(why=why):
+            return f"no checkpoint in the {store} store" + (f" ({why})" if why else "")
+        case Foreign(name=name, differences=differences):
+            fields = ", ".join(
+                f"{d.field}: wanted {d.wanted}, found {d.found}" for d in differences[:3]
+            )
+            return f"the {store} store's nearest, {name}, is foreign ({fields})"
+        case Damaged(name=name, discrepancies=discrepancies):
+            return f"the {store} store's {name} is damaged ({discrepancies[0]})"
+        case Rejected(name=name, reason=reason):
+            return f"the {store} store's {name} was rejected ({reason})"
+        case Unreachable(error=error):
+            return f"the {store} store is unreachable ({error})"

@@ -1,0 +1,218 @@
+"""Saving a checkpoint from the source: a child with vLLM's executor alone, then commit.
+
+This room never imports torch; the child is `entrypoint.vllm_plugin.save` in vLLM's interpreter.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, cast
+
+from blake3 import blake3
+
+from entrypoint import child
+from entrypoint.checkpoint import fragment
+from entrypoint.checkpoint.digest import PIECE_BYTES, Json
+from entrypoint.checkpoint.fragment import Fragment, fragment_name
+from entrypoint.checkpoint.layout import checkpoint_name, layout_of
+from entrypoint.checkpoint.manifest import FileEntry, Manifest, Source
+from entrypoint.config import Settings
+from entrypoint.engine.executable import Executable, with_plugin
+from entrypoint.engine.resolution import Resolution
+from entrypoint.errors import SaveError, ShardbootError
+from entrypoint.model import identity as model_identity
+from entrypoint.model.identity import Identity
+from entrypoint.model.survey import Survey, survey
+from entrypoint.state.memory import Memory
+from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.staging import Staging, write_all
+
+SAVE_MODULE: Final = "entrypoint.vllm_plugin.save"
+PROGRESS_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Everything one save needs. `words` are the user's, all after `vllm serve`."""
+
+    settings: Settings
+    engine: Executable
+    words: Sequence[str]
+    environ: Mapping[str, str]
+    resolution: Resolution
+    source: Survey
+    identity: Identity
+    memory: Memory
+    log_file: Path
+    on_progress: Callable[[int, int], None]
+
+
+def save(order: Order, store: DirectoryStore) -> Manifest:
+    """Save, verify and commit a checkpoint into `store`; return its manifest as published.
+
+    When this raises, the store is as it was, and no process of the save is left. The child's log
+    stays in `order.log_file`. Raises: SaveError, StagingError, SpaceError, StoreError.
+    """
+    started = time.monotonic()
+    provisional = checkpoint_name(order.resolution.model_word, order.resolution.key)
+    with store.stage(provisional) as staging:
+        reading = _Reading(order)
+        reading.start()
+        _run_child(order, staging)
+        identity = reading.result()
+        model_files = copy_model_files(order.source, staging)
+        _check_unchanged(order)
+        manifest, index_bytes = fragment.assemble(
+            _fragments(staging, order.resolution),
+            model_files,
+            replace(order.resolution.key, model=identity.ways["blake3"]),
+            Source(
+                name=order.resolution.model_word,
+                revision=order.source.revision,
+                identity=identity.ways,
+            ),
+            save=_about(order, time.monotonic() - started),
+            created_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        )
+        staging.write_file("index.json", index_bytes)
+        result = staging.commit(manifest)
+    return manifest.renamed(result.name)
+
+
+class _Reading(threading.Thread):
+    """Reads the source in full for its identity while the child imports vLLM and loads it."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(daemon=True, name="identity")
+        self._order = order
+        self._identity: Identity | None = None
+        self._error: ShardbootError | None = None
+
+    def run(self) -> None:
+        order = self._order
+        try:
+            self._identity = model_identity.read_in_full(order.source, order.identity, order.memory)
+        except ShardbootError as error:
+            self._error = error
+
+    def result(self) -> Identity:
+        self.join()
+        if self._error is not None:
+            raise self._error
+        if self._identity is None:
+            msg = "the source's identity could not be taken"
+            raise SaveError(msg)
+        return self._identity
+
+
+def _run_child(order: Order, staging: Staging) -> None:
+    settings = order.settings
+    expected = sum(file.size for file in order.source.weights)
+    order.log_file.parent.mkdir(parents=True, exist_ok=True)
+    last = time.monotonic()
+
+    def tick() -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_SECONDS:
+            last = time.monotonic()
+            order.on_progress(_bytes_in(staging.path), expected)
+
+    with order.log_file.open("wb") as log:
+        outcome = child.ask(
+            [order.engine.interpreter, "-P", "-m", SAVE_MODULE],
+            {
+                "words": list(order.words),
+                "staging": str(staging.path),
+                "size_per_file": settings.size_per_file,
+                "file_mode": settings.file_mode,
+            },
+            environ=with_plugin(order.environ),
+            log=log,
+            timeout=settings.save_timeout,
+            on_tick=tick,
+        )
+    if outcome.timed_out:
+        msg = f"the save took longer than {settings.save_timeout:.0f} s and was ended"
+        hint = f"see {order.log_file}, or raise --save-timeout"
+        raise SaveError(msg, reason="save.timeout", hint=hint)
+    answer = outcome.answer if isinstance(outcome.answer, dict) else {}
+    if answer.get("status") == "refused":
+        raise SaveError(str(answer["message"]), reason=str(answer["reason"]))
+    if answer.get("status") != "ok":
+        last_words = " | ".join(child.last_lines(order.log_file, 3))
+        msg = f"the save child ended with status {outcome.status}: {last_words}"
+        raise SaveError(msg, hint=f"its whole log is {order.log_file}")
+
+
+def _bytes_in(directory: Path) -> int:
+    return sum(entry.stat().st_size for entry in os.scandir(directory) if entry.is_file())
+
+
+def _fragments(staging: Staging, resolution: Resolution) -> list[Fragment]:
+    fragments = []
+    for rank in layout_of(resolution.key).ranks:
+        try:
+            fragments.append(fragment.decode((staging.path / fragment_name(rank)).read_bytes()))
+        except FileNotFoundError:
+            msg = f"rank {rank} wrote no fragment"
+            raise SaveError(msg) from None
+    return fragments
+
+
+def copy_model_files(source: Survey, staging: Staging) -> list[FileEntry]:
+    """Copy the source's non-weight files, links dereferenced; return their entries.
+
+    Raises: SaveError when one cannot be read; StagingError, SpaceError.
+    """
+    directory = Path(cast("str", source.directory))
+    return [_copy_one(directory, file.path, staging) for file in source.model_files]
+
+
+def _copy_one(directory: Path, path: str, staging: Staging) -> FileEntry:
+    hasher = blake3()
+    size = 0
+    descriptor = staging.create(path)
+    try:
+        for piece in _pieces(directory / path):
+            hasher.update(piece)
+            size += len(piece)
+            with staging.writing(path):
+                write_all(descriptor, piece)
+        with staging.writing(path):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return FileEntry(path=path, size=size, blake3=str(hasher.hexdigest()), role="model")
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as opened:
+            while piece := opened.read(PIECE_BYTES):
+                yield piece
+    except OSError as error:
+        raise SaveError(f"{path}: cannot be copied: {error.strerror}") from None
+
+
+def _check_unchanged(order: Order) -> None:
+    """Refuse a save whose source moved under it: its identity would name other bytes."""
+    now = survey(order.source.word, order.resolution.revision, order.environ, seconds=60.0)
+    if now.stamps != order.source.stamps:
+        msg = f"{order.source.directory}: the source changed while it was saved"
+        raise SaveError(msg, hint="boot again when nothing writes to it")
+
+
+def _about(order: Order, seconds: float) -> dict[str, Json]:
+    return {
+        "seconds": round(seconds, 1),
+        "host": os.uname().nodename,
+        "vllm": order.resolution.key.vllm,
+        "plugin": order.resolution.plugin,
+        "source_bytes": sum(file.size for file in order.source.weights),
+    }

@@ -1,0 +1,138 @@
+"""Looking for a checkpoint that fits: one finding a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+from entrypoint.checkpoint.digest import Json, digest_json
+from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Finding, Foreign, Unreachable
+from entrypoint.checkpoint.inspect import Stamp, examine, read_manifest
+from entrypoint.checkpoint.key import Difference, Key, differences
+from entrypoint.checkpoint.layout import generation_of
+from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.errors import ManifestError, NotFoundError, StoreError
+from entrypoint.state.memory import Memory
+
+
+class Shelf(Protocol):
+    """What a look needs of a store: its checkpoints' names, newest first, and where they lie."""
+
+    def names(self) -> list[str]:
+        """Return the names of all complete checkpoints, newest first."""
+        ...
+
+    def path(self, name: str) -> Path:
+        """Return the directory of a checkpoint."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is looked for.
+
+    `is_same_model` compares a manifest's source with ours; it may read the source, so it is asked
+    only about candidates that fit in everything else. `name`: only this checkpoint. `likely`: the
+    first digits of the full key's digest, by which its name ends; looked at first.
+    """
+
+    key: Key
+    is_same_model: Callable[[Manifest], bool]
+    name: str | None = None
+    likely: str | None = None
+
+
+def look(store: Shelf, wanted: Wanted, memory: Memory) -> Finding:
+    """Return the best that `store` has: complete, else damaged, else the nearest foreign one.
+
+    Changes nothing in the store.
+    """
+    try:
+        names = _in_order(store.names(), wanted)
+    except (StoreError, OSError) as error:
+        return Unreachable(str(error))
+    if wanted.name is not None and not names:
+        return Absent(f"no checkpoint named {wanted.name}")
+    worst: Finding = Absent()
+    for name in names:
+        finding = _look_at(store.path(name), wanted, memory)
+        if isinstance(finding, Complete):
+            return finding
+        worst = _nearer(worst, finding)
+    return worst
+
+
+def _in_order(names: list[str], wanted: Wanted) -> list[str]:
+    if wanted.name is not None:
+        return [name for name in names if name == wanted.name]
+    if wanted.likely is None:
+        return names
+    likely = [name for name in names if generation_of(name)[0].endswith("-" + wanted.likely)]
+    likely.sort(key=lambda name: generation_of(name)[1], reverse=True)
+    return likely + [name for name in names if name not in likely]
+
+
+def _look_at(directory: Path, wanted: Wanted, memory: Memory) -> Finding:
+    try:
+        manifest = read_manifest(directory)
+    except ManifestError as error:
+        return Damaged(directory.name, (str(error),))
+    except FileNotFoundError:
+        # Collected, or moved to the trash, since it was listed.
+        return Absent()
+    except OSError as error:
+        return Unreachable(str(error))
+    differing = differences(wanted.key, manifest.key)
+    if not differing and not wanted.is_same_model(manifest):
+        differing = (
+            Difference("model", wanted.key.model or "another identity", manifest.key.model),
+        )
+    if differing:
+        return Foreign(manifest.name, differing)
+    return check(directory, manifest, memory)
+
+
+def check(directory: Path, manifest: Manifest, memory: Memory) -> Complete | Damaged | Unreachable:
+    """Compare the files on disk with the manifest; remember what needs no second reading."""
+    question = digest_json(["inspection", str(directory), manifest.digest])
+    known = memory.recall("inspections", question)
+    stamps = _stamps_from(known) if isinstance(known, dict) else {}
+    try:
+        found = examine(directory, manifest, manifest.layout.ranks, stamps)
+    except OSError as error:
+        return Unreachable(str(error))
+    if found.discrepancies:
+        return Damaged(manifest.name, found.discrepancies)
+    if found.stamps != stamps:
+        answer = {path: cast("Json", list(stamp)) for path, stamp in found.stamps.items()}
+        memory.remember("inspections", question, cast("Json", answer))
+    return Complete(manifest, str(directory))
+
+
+def _stamps_from(known: Mapping[str, Json]) -> dict[str, Stamp]:
+    return {path: cast("Stamp", tuple(cast("list[int]", s))) for path, s in known.items()}
+
+
+_RANK_OF_FINDING = {Absent: 0, Unreachable: 1, Foreign: 2, Damaged: 3}
+
+
+def _nearer(one: Finding, other: Finding) -> Finding:
+    """Return what tells more; of two foreign ones, the first with the fewest differences."""
+    if isinstance(one, Foreign) and isinstance(other, Foreign):
+        return other if len(other.differences) < len(one.differences) else one
+    one_rank, other_rank = (_RANK_OF_FINDING.get(type(f), 0) for f in (one, other))
+    return other if other_rank > one_rank else one
+
+
+def find_by_name(store: Shelf, name: str, where: str) -> Manifest:
+    """Return the manifest of a checkpoint by name. Raises: NotFoundError, ManifestError."""
+    try:
+        return read_manifest(store.path(name))
+    except FileNotFoundError:
+        known = ", ".join(store.names()[:3]) or "nothing"
+        msg = f"{where}: no checkpoint named {name!r}"
+        raise NotFoundError(msg, hint=f"it has {known}") from None
+    except OSError as error:
+        raise StoreError(f"{where}: {error}") from None
