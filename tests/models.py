@@ -29,9 +29,10 @@ EXPERTS: Final = 8
 AWQ_GROUP: Final = 64
 # The place of each of eight consecutive outputs in one int32 of an AWQ file, lowest bits first.
 AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
-# Default inits (0.02) give one token over and over: nearly every wrong weight would pass. This one
-# makes each layer's output larger than its residual, at any width.
-GAIN: Final = 5.6
+# Weights have a standard deviation of GAIN / sqrt(inputs). Default inits (0.02) give one token over
+# and over: nearly every wrong weight would pass. Above 3, rounding alone changes the tokens: TP=2
+# would answer otherwise than TP=1.
+GAIN: Final = 2.0
 BYTES_PER_FILE: Final = 1 << 30
 
 CHAT_TEMPLATE: Final = (
