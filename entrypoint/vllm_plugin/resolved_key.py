@@ -117,7 +117,7 @@ def kind(config: Any) -> dict[str, Any]:
     """Say what about the model calls for a proof, or cannot be served from a checkpoint at all."""
     model_config = config.model_config
     return {
-        "moe": _is_moe(config),
+        "moe": is_moe(config),
         "quantized": model_config.quantization is not None,
         "custom_code": _custom_code(model_config),
         "pooling": str(model_config.runner_type) == "pooling",
@@ -146,7 +146,7 @@ def key(config: Any, engine: Mapping[str, Any], environ: Mapping[str, str]) -> d
     not tell them apart.
     """
     model_config, parallel = config.model_config, config.parallel_config
-    moe = _is_moe(config)
+    moe = is_moe(config)
     ep = moe and bool(parallel.enable_expert_parallel)
     eplb = ep and bool(parallel.enable_eplb)
     return {
@@ -175,7 +175,8 @@ def key(config: Any, engine: Mapping[str, Any], environ: Mapping[str, str]) -> d
     }
 
 
-def _is_moe(config: Any) -> bool:
+def is_moe(config: Any) -> bool:
+    """Tell whether the model has experts, which ranks and replicas may share out."""
     model_config = config.model_config
     if hasattr(model_config, "is_moe"):
         return bool(model_config.is_moe)

@@ -1,0 +1,82 @@
+"""Names of vLLM that moved or came between 0.27 and 0.32, found once, here."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+
+def register_once(load_format: str, loader: type) -> None:
+    """Register a load format; a second call changes nothing and warns of nothing."""
+    from vllm.model_executor import model_loader
+
+    if load_format not in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:
+        model_loader.register_model_loader(load_format)(loader)
+
+
+def source_loader(load_config: Any, load_format: str) -> Any:
+    """Return vLLM's own loader for `load_format`, all else as in `load_config`."""
+    from vllm.model_executor.model_loader import get_model_loader
+
+    plain = replace(load_config, load_format=load_format, model_loader_extra_config={})
+    return get_model_loader(plain)
+
+
+def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
+    """Return vLLM's context in which new tensors have `dtype`."""
+    context: AbstractContextManager[None] = _first(
+        "vllm.utils.torch_utils", "vllm.model_executor.model_loader.utils"
+    ).set_default_torch_dtype(dtype)
+    return context
+
+
+def _first(*modules: str) -> Any:
+    for name in modules[:-1]:
+        module = importlib.import_module(name)
+        if hasattr(module, "set_default_torch_dtype"):
+            return module
+    return importlib.import_module(modules[-1])
+
+
+def create_model(loader: Any, vllm_config: Any, model_config: Any, prefix: str) -> torch.nn.Module:
+    """Build the model with fresh, unwritten parameters on the device that vLLM would load it to."""
+    place = vllm_config.load_config.device or vllm_config.device_config.device
+    with torch.device(place):
+        utils = importlib.import_module("vllm.model_executor.model_loader.utils")
+        build = getattr(loader, "create_model", None) or utils.initialize_model
+        model: torch.nn.Module = build(
+            vllm_config=vllm_config, model_config=model_config, prefix=prefix
+        )
+    return model
+
+
+def tp_pp_rank() -> tuple[int, int, int]:
+    """Return this worker's (tp size, pp size, rank): rank = pp_rank x tp + tp_rank."""
+    from vllm.distributed import get_pp_group, get_tp_group
+
+    tp, pp = get_tp_group(), get_pp_group()
+    rank = pp.rank_in_group * tp.world_size + tp.rank_in_group
+    return tp.world_size, pp.world_size, rank
+
+
+def gather(value: object) -> list[Any]:
+    """Return `value` of every worker, in order of their ranks; every worker must call it."""
+    from vllm.distributed import get_world_group
+
+    group = get_world_group()
+    values: list[Any] = [None] * group.world_size
+    if group.world_size == 1:
+        return [value]
+    torch.distributed.all_gather_object(values, value, group=group.cpu_group)
+    return values
+
+
+def logger() -> Any:
+    """Return a logger that vLLM's own configuration covers."""
+    from vllm.logger import init_logger
+
+    return init_logger("vllm.shardboot")

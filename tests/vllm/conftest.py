@@ -1,0 +1,211 @@
+"""Real vLLM in children that never outlive their test, and checkpoints assembled by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import make_model
+
+from entrypoint.checkpoint import fragment as fragments
+from entrypoint.checkpoint.digest import digest_file
+from entrypoint.checkpoint.key import Key
+from entrypoint.checkpoint.manifest import INDEX, MANIFEST, FileEntry, Manifest, Source
+
+ENGINE = Path(__file__).with_name("engine_child.py")
+SECONDS = 300
+PROMPTS = ["The first word", "0123456789", "abc abc abc abc", "?!"]
+WORDS = ["--dtype", "bfloat16", "--max-model-len", "256"]
+FILE_MODE = 0o640
+CREATED_AT = "2026-01-01T00:00:00Z"
+PYTHON_M = [sys.executable, "-P", "-m"]
+
+
+def environment(world: int) -> dict[str, str]:
+    found = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "SHARDBOOT"))}
+    return found | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(i % 2) for i in range(world)),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+def run_child(command: list[str], request: Mapping[str, Any], world: int, **more: Any) -> str:
+    """Run a child to its end and return its stderr; its whole process group is gone afterwards."""
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment(world),
+        start_new_session=True,
+        text=True,
+        **more,
+    )
+    try:
+        _, said = child.communicate(json.dumps(request), timeout=SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    return said
+
+
+def ask(command: list[str], request: Mapping[str, Any], world: int = 1) -> dict[str, Any]:
+    """Run a child that answers on a descriptor and return its answer."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as answer:
+        try:
+            said = run_child([*command, str(writing)], request, world, pass_fds=(writing,))
+        finally:
+            os.close(writing)
+        text = answer.read()
+    assert text, said[-4000:]
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one engine said: greedy answers, and digests of the state of every rank."""
+
+    answers: list[dict[str, Any]]
+    state: dict[int, dict[str, str]]
+    stderr: str
+    done: bool
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        return [answer["tokens"] for answer in self.answers]
+
+    @property
+    def logprobs(self) -> list[float]:
+        return [value for answer in self.answers for value in answer["logprobs"]]
+
+
+class Lab:
+    """A directory with tiny models, and what to do with them."""
+
+    def __init__(self, room: Path) -> None:
+        self.room = room
+
+    def model(self, kind: str) -> Path:
+        directory = self.room / kind
+        if not directory.exists():
+            make_model(kind, directory)
+        return directory
+
+    def engine(
+        self, model: Path, name: str, *, tp: int = 1, pp: int = 1, speak: bool = True, **more: Any
+    ) -> Told:
+        """Load `model` in real vLLM; `more` are engine arguments. Without `speak`, load only."""
+        result = self.room / name
+        arguments = {"dtype": "bfloat16", "max_model_len": 256, "enforce_eager": True} | more
+        arguments |= {"tensor_parallel_size": tp, "pipeline_parallel_size": pp}
+        request = {
+            "model": str(model),
+            "arguments": arguments,
+            "prompts": PROMPTS if speak else [],
+        }
+        said = run_child([sys.executable, str(ENGINE), str(result)], request, tp * pp)
+        state = {
+            int(path.suffix.removeprefix(".rank-")): json.loads(path.read_text())
+            for path in self.room.glob(f"{name}.rank-*")
+        }
+        answers = json.loads(result.read_text()) if result.exists() else None
+        return Told(answers or [], state, said, done=result.exists())
+
+    def save(
+        self, model: Path, staging: Path, *, tp: int = 1, pp: int = 1, words: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """Save `model` to `staging` through the save child; return its answer."""
+        staging.mkdir()
+        request = {
+            "words": [str(model), *WORDS, "-tp", str(tp), "-pp", str(pp), *words],
+            "staging": str(staging),
+            "size_per_file": 1_500_000,
+            "file_mode": FILE_MODE,
+        }
+        return ask([*PYTHON_M, "entrypoint.vllm_plugin.save"], request, tp * pp)
+
+    def assemble(self, model: Path, staging: Path, *, tp: int = 1, pp: int = 1) -> Manifest:
+        """Make a checkpoint of what a save left in `staging`."""
+        pattern = fragments.fragment_name(0).replace("0", "*")
+        found = [fragments.decode(path.read_bytes()) for path in sorted(staging.glob(pattern))]
+        model_files = []
+        for path in sorted(model.iterdir()):
+            if path.suffix != ".safetensors" and not path.name.endswith(".index.json"):
+                shutil.copyfile(path, staging / path.name)
+                size, digest = path.stat().st_size, digest_file(path)
+                model_files.append(
+                    FileEntry(path=path.name, size=size, blake3=digest, role="model")
+                )
+        key = _key(tp=tp, pp=pp)
+        source = Source(name=model.name, revision=None, identity={})
+        manifest, index = fragments.assemble(found, model_files, key, source, {}, CREATED_AT)
+        (staging / INDEX).write_bytes(index)
+        (staging / MANIFEST).write_bytes(manifest.encode())
+        return manifest
+
+    def checkpoint(
+        self, kind: str, *, tp: int = 1, pp: int = 1
+    ) -> tuple[Path, Manifest, dict[str, Any]]:
+        """Save a kind of model; return the checkpoint's directory, manifest and engine arguments."""
+        staging = self.room / f"{kind}-tp{tp}-pp{pp}"
+        answer = self.save(self.model(kind), staging, tp=tp, pp=pp)
+        assert answer["status"] == "ok", answer
+        manifest = self.assemble(self.model(kind), staging, tp=tp, pp=pp)
+        assert answer["bytes"] == sum(e.size for e in manifest.files if e.role == "weights")
+        extra = {"manifest": manifest.digest}
+        return staging, manifest, {"load_format": "shardboot", "model_loader_extra_config": extra}
+
+
+def _key(*, tp: int, pp: int) -> Key:
+    # The loader compares what it finds with the model, not with the key: most of it is filling.
+    return Key(
+        model="0" * 64,
+        architecture="",
+        runner="generate",
+        tp=tp,
+        pp=pp,
+        dp=1,
+        ep=False,
+        cp=1,
+        eplb=False,
+        redundant_experts=0,
+        expert_placement="linear",
+        dtype="bfloat16",
+        quantization=None,
+        quantization_config="",
+        kv_cache_dtype="auto",
+        hf_overrides="",
+        model_impl="auto",
+        speculative="",
+        multimodal="",
+        vllm="",
+        platform="",
+    )
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    directory = tmp_path_factory.mktemp("vllm")
+    yield Lab(directory)
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def ask_child() -> Callable[..., dict[str, Any]]:
+    return ask
