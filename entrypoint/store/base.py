@@ -47,9 +47,7 @@ class CheckpointStore(Protocol):
         ...
 
 
-def open_store(
-    url: str, *, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE
-) -> DirectoryStore:
+def open_store(url: str, *, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE) -> DirectoryStore:
     """Return the store that a path or a `file://` URL names; nothing is touched yet.
 
     Raises: ConfigError naming what was expected.

@@ -183,14 +183,14 @@ def retire(root: Path, name: str) -> None:
     Nothing happens if somebody else was faster. Raises: OSError.
     """
     with contextlib.suppress(FileNotFoundError):
-        discard(root, root / name)
+        discard(root, root / name, f"{name[:200]}.{secrets.token_hex(4)}")
         fsync_directory(root)
 
 
-def discard(root: Path, path: Path) -> None:
-    """Move a directory of the store into its trash. Raises: OSError."""
+def discard(root: Path, path: Path, unique: str) -> None:
+    """Move a directory of the store into its trash, as `unique`. Raises: OSError."""
     tree.make_hidden(root, TRASH, 0o700)
-    path.rename(root / TRASH / f"{path.name[:200]}.{secrets.token_hex(4)}")
+    path.rename(root / TRASH / unique)
 
 
 def _write(staged: Path, name: str, data: bytes, mode: int) -> None:

@@ -187,17 +187,14 @@ def sweep(root: Path, grace_seconds: float) -> list[str]:
     Staging goes only when its flock is free *and* nothing in it is younger than the grace: where
     locks lie, the grace alone must do. What cannot be deleted now is left for the next sweep.
     """
-    removed = []
     for path in _entries(root / STAGING):
         if _abandoned(path, grace_seconds):
             with contextlib.suppress(OSError):
                 # Away in one step: were it emptied in place, a builder that the lock does not
                 # show could still commit half of it.
-                publish.discard(root, path)
-                removed.append(path.name)
+                publish.discard(root, path, path.name)
     # A file held open on NFS stays as `.nfsXXXX`; it goes once its reader is gone.
-    removed += [path.name for path in _entries(root / TRASH) if tree.remove(path)]
-    return removed
+    return [path.name for path in _entries(root / TRASH) if tree.remove(path)]
 
 
 def _entries(directory: Path) -> list[Path]:

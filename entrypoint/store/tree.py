@@ -77,7 +77,7 @@ def files_beneath(root: Path) -> Iterator[tuple[str, os.stat_result]]:
     for directory, _, names, descriptor in os.fwalk(root, onerror=_raise):
         for name in names:
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-            yield os.path.relpath(os.path.join(directory, name), root), status  # noqa: PTH118 - as fwalk
+            yield os.path.relpath(os.path.join(directory, name), root), status
 
 
 def _raise(error: OSError) -> None:

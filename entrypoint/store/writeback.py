@@ -1,0 +1,36 @@
+"""Two Linux calls that Python does not offer, for writing large files. Both are only advice.
+
+`os.posix_fallocate` will not do: where the file system cannot allocate, glibc writes into every
+block instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_WRITE = 2
+"""SYNC_FILE_RANGE_WRITE: begin to write dirty pages out, without waiting."""
+
+
+def preallocate(descriptor: int, size: int) -> None:
+    """Take room for `size` bytes at once, where the file system can.
+
+    Raises: OSError when there is no room, before a byte is written.
+    """
+    if size == 0:
+        return
+    if _LIBRARY.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+        number = ctypes.get_errno()
+        if number in _FULL:
+            raise OSError(number, os.strerror(number))
+
+
+def start(descriptor: int, offset: int, count: int) -> None:
+    """Begin to write a range out, so that the fsync at the end has little left to wait for."""
+    _LIBRARY.sync_file_range(
+        descriptor, ctypes.c_int64(offset), ctypes.c_int64(count), ctypes.c_uint(_WRITE)
+    )
