@@ -124,7 +124,7 @@ def assess(
     resolved = resolve(engine, words, environ, memory, source.identify)
     if isinstance(resolved, Rejected):
         text = f"vLLM does not take these words: {resolved.message}"
-        wish = Obstacle("engine.rejected", text, is_wish=True)
+        wish = Obstacle("engine.rejected", text, exit_code=2, is_wish=True)
         situation = Situation(local=Absent(), shared=Absent(), no_checkpoint=wish)
         resolution = None
     else:

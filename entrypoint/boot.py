@@ -7,14 +7,13 @@ store already is the service user.
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from entrypoint import launch, privilege, saver
+from entrypoint import launch, privilege
 from entrypoint.assess import Assessment, assess
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.checkpoint.finding import Complete, Damaged
@@ -27,9 +26,10 @@ from entrypoint.log import Log, human_bytes
 from entrypoint.plan import Action, Obstacle, Policy, Situation, decide
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.memory import Memory
-from entrypoint.store import lock, space, transfer
+from entrypoint.store import lock
 from entrypoint.store.directory import DirectoryStore
 
+PROGRESS_SECONDS: Final = 5.0
 NEVER_FAIL_OPEN: Final = (2, 10, 60, 61)
 """Exit codes of usage, configuration and privilege: these must be mended, not survived."""
 
@@ -60,13 +60,15 @@ class Boot:
 
 def new_boot_id() -> str:
     """Return a name for this boot: time for people, a nonce for uniqueness."""
-    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
 
 
-def step_down(settings: Settings, environ: MutableMapping[str, str], log: Log) -> None:
+def step_down(
+    settings: Settings, environ: MutableMapping[str, str], log: Log, *, touches_store: bool = True
+) -> None:
     """As root: give the service user its directories and become it. Else: change nothing.
 
-    Raises: PrivilegeError, OwnershipError.
+    Without `touches_store` only the state directory is made ready. Raises: PrivilegeError, OwnershipError.
     """
     if not privilege.is_root():
         if settings.user is not None:
@@ -82,7 +84,8 @@ def step_down(settings: Settings, environ: MutableMapping[str, str], log: Log) -
     def say(text: str) -> None:
         log.line("user.directory", text)
 
-    privilege.prepare(settings.local_dir, user, settings.dir_mode, say)
+    if touches_store:
+        privilege.prepare(settings.local_dir, user, settings.dir_mode, say)
     privilege.prepare(settings.state_dir, user, 0o750, say)
     privilege.adapt(environ, user)
     privilege.become(user)
@@ -180,7 +183,7 @@ def _step(boot: Boot, assessment: Assessment, action: Action) -> Assessment:
     try:
         manifest = alone(boot, assessment, action, perform)
     except ShardbootError as error:
-        if error.exit_code in NEVER_FAIL_OPEN or error.reason == "signal":
+        if error.exit_code in NEVER_FAIL_OPEN:
             raise
         boot.log.line(error.reason, f"{action.kind} failed: {error}", hint=error.hint)
         obstacle = Obstacle(error.reason, f"{action.kind} failed: {error}", error.exit_code)
@@ -243,6 +246,8 @@ def transport(
 
     When this raises, `target` is as it was.
     """
+    from entrypoint.store import space, transfer  # noqa: PLC0415 - a hit needs neither
+
     entries = manifest.files_for(manifest.layout.ranks)
     total = sum(entry.size for entry in entries)
     settings = boot.settings
@@ -257,6 +262,9 @@ def transport(
 
 def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
     """Save a checkpoint from the source into the local store; publish it if so told."""
+    from entrypoint import saver  # noqa: PLC0415 - a hit needs neither
+    from entrypoint.store import space  # noqa: PLC0415
+
     resolution, settings, log = assessment.resolution, boot.settings, boot.log
     assert resolution is not None
     expected = sum(file.size for file in assessment.source.here.weights)
@@ -315,7 +323,7 @@ class _Progress:
     def add(self, count: int) -> None:
         """Hear of `count` more bytes."""
         self._done += count
-        if time.monotonic() - self._said < saver.PROGRESS_SECONDS:
+        if time.monotonic() - self._said < PROGRESS_SECONDS:
             return
         self._said = time.monotonic()
         rate = self._done / (self._said - self._started)

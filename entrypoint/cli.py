@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from types import FrameType
 from typing import Any, Final, NoReturn
 
@@ -71,12 +70,14 @@ def serve(ctx: click.Context, /, **flags: Any) -> None:
 def _survive(error: Exception, this: boot.Boot) -> NoReturn:
     """Serve the source where the policy allows; else let the error end the process."""
     code = exit_code_of(error) if isinstance(error, ShardbootError) else 1
-    is_final = isinstance(error, (Interrupted, RefusedError)) or code in boot.NEVER_FAIL_OPEN
+    is_final = isinstance(error, RefusedError) or code in boot.NEVER_FAIL_OPEN
     if is_final or code in (126, 127) or this.settings.on_failure == "refuse":
         raise error
     if isinstance(error, ShardbootError):
         reason = error.reason
     else:
+        import traceback  # noqa: PLC0415 - a hit does not need it
+
         reason = "internal.error"
         traceback.print_exception(error)
     this.log.line(reason, f"serving the source as if shardboot were not there: {error}")
@@ -86,7 +87,9 @@ def _survive(error: Exception, this: boot.Boot) -> NoReturn:
 def main() -> NoReturn:
     """Run a command; print our errors as one line and a hint, and exit with their code."""
     for number in STOPPING:
-        signal.signal(number, _interrupt)
+        # What a parent ignores stays ignored, as nohup wants it.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     try:
         status = cli.main(prog_name="shardboot", standalone_mode=False)
     except click.ClickException as error:
@@ -98,6 +101,9 @@ def main() -> NoReturn:
         # The reader of our output has gone; nothing is left to say, and no flush may fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
+    except Interrupted as error:
+        click.echo(f"shardboot: {error}", err=True)
+        sys.exit(exit_code_of(error))
     except ShardbootError as error:
         click.echo(f"shardboot: error: {error.reason}: {error}", err=True)
         if error.hint:

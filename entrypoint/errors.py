@@ -144,17 +144,15 @@ class RefusedError(ShardbootError):
         self.code = code
 
 
-class Interrupted(ShardbootError):  # noqa: N818 - an event, not a fault
-    """A termination signal arrived before exec; children are gone, staging can be resumed."""
-
-    reason = "signal"
+class Interrupted(BaseException):
+    """A termination signal arrived before exec. Like KeyboardInterrupt, no fallback catches it."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by signal {signal_number}")
         self.signal_number = signal_number
 
 
-def exit_code_of(error: ShardbootError) -> int:
+def exit_code_of(error: ShardbootError | Interrupted) -> int:
     """Return the process exit status that stands for `error` (the table in docs/exit-codes.md)."""
     match error:
         case ExecError():

@@ -12,11 +12,8 @@ from entrypoint.engine.resolution import Resolution
 from entrypoint.errors import ExecError
 
 LOAD_FORMAT: Final = "shardboot"
-RESET_SIGNALS: Final = (
-    # Python ignores these two from its start; an ignored signal stays ignored across exec.
-    *(signal.SIGPIPE, signal.SIGXFSZ),
-    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
-)
+IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
+"""From its start, whatever its parent wanted; and what is ignored stays ignored across exec."""
 
 
 def checkpoint_words(
@@ -38,10 +35,10 @@ def checkpoint_words(
 def become(path: str, arguments: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """Replace this process by `path`: same pid, no shell, signals as a fresh program expects them.
 
-    Only descriptors made inheritable on purpose cross. Raises: ExecError; nothing changed then
-    but signal handlers.
+    Only descriptors made inheritable on purpose cross; our handlers do not (execve(2)).
+    Raises: ExecError.
     """
-    for number in RESET_SIGNALS:
+    for number in IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execve(path, [path, *arguments], dict(environ))

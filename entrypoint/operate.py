@@ -55,7 +55,7 @@ def emit(output: str, value: Json, text: str) -> None:
 @click.pass_context
 def plan(ctx: click.Context, /, output: str, **flags: Any) -> None:
     """Say what `serve` would do, and why. Changes nothing but memory."""
-    this = new_boot(flags, ctx.obj["words"], ctx.obj["environ"])
+    this = new_boot(flags, ctx.obj["words"], ctx.obj["environ"], touches_store=False)
     assessment = this.assess()
     action = decide(assessment.situation, this.policy)
     emit(output, plan_json(assessment, action), plan_text(assessment, action))
@@ -183,16 +183,21 @@ def store_of(settings: Settings, *, shared: bool) -> DirectoryStore:
     return open_store(settings.shared, **modes)
 
 
-with_shared = click.option("--in-shared", is_flag=True, help="the shared store, not the local one")
+def for_stores(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command what looking after a store takes: which one, where, and how to print."""
+    shared = click.option(
+        "--shared", "in_shared", is_flag=True, help="the shared store (SHARDBOOT_SHARED)"
+    )
+    places = with_settings(command, only=("local_dir", "state_dir"))
+    return with_format(shared(places))
 
 
 @click.command("list")
-@with_format
-@click.option("--shared", "in_shared", is_flag=True, help="the shared store, not the local one")
+@for_stores
 @click.pass_context
-def list_(ctx: click.Context, /, output: str, in_shared: bool) -> None:
+def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> None:
     """List all complete checkpoints, newest first."""
-    store = store_of(read_settings({}, ctx.obj["environ"]), shared=in_shared)
+    store = store_of(read_settings(flags, ctx.obj["environ"]), shared=in_shared)
     rows: list[Json] = []
     lines: list[str] = []
     for name in store.names():
@@ -217,12 +222,11 @@ def list_(ctx: click.Context, /, output: str, in_shared: bool) -> None:
 
 @click.command()
 @click.argument("name")
-@with_format
-@with_shared
+@for_stores
 @click.pass_context
-def show(ctx: click.Context, /, name: str, output: str, in_shared: bool) -> None:
+def show(ctx: click.Context, /, name: str, output: str, in_shared: bool, **flags: Any) -> None:
     """Show what a checkpoint is: key, source, layout, files."""
-    store = store_of(read_settings({}, ctx.obj["environ"]), shared=in_shared)
+    store = store_of(read_settings(flags, ctx.obj["environ"]), shared=in_shared)
     manifest = find_by_name(store, name, store.where)
     document = manifest.to_json() | {"blake3": manifest.digest, "path": str(store.path(name))}
     lines = [f"{manifest.name}", f"  source  {manifest.source.name}"]
@@ -234,8 +238,7 @@ def show(ctx: click.Context, /, name: str, output: str, in_shared: bool) -> None
 @click.command()
 @click.argument("name", required=False)
 @click.option("--deep", is_flag=True, help="read every byte, not only sizes and headers")
-@with_format
-@with_shared
+@for_stores
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -244,9 +247,10 @@ def verify(
     deep: bool,
     output: str,
     in_shared: bool,
+    **flags: Any,
 ) -> None:
     """Check one checkpoint, or all, against their manifests. Exit 21 if any is damaged."""
-    settings = read_settings({}, ctx.obj["environ"])
+    settings = read_settings(flags, ctx.obj["environ"])
     store = store_of(settings, shared=in_shared)
     results = {
         each: _verify_one(store, each, deep=deep, memory=Memory(settings.state_dir))

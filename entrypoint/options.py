@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,9 +52,13 @@ class WordsCommand(click.Command):
         return min(count, len(args))
 
 
-def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command every setting as a flag; unset flags stay None, so that others can decide."""
+def with_settings(
+    command: Callable[..., Any], only: Collection[str] | None = None
+) -> Callable[..., Any]:
+    """Give a command settings as flags; unset flags stay None, so that others can decide."""
     for option in reversed(OPTIONS):
+        if only is not None and option.name not in only:
+            continue
         shown = f"{option.help}  [{option.variable}; default: {option.default or 'none'}]"
         if option.is_switch:
             spelling = f"{option.flag}/--no-{option.flag.removeprefix('--')}"
@@ -70,23 +73,31 @@ def read_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Setti
     """Merge defaults, TOML file, environment and flags. Raises: ConfigError."""
     named = environ.get(CONFIG_FILE)
     path = Path(named) if named else DEFAULT_CONFIG_FILE
-    document: dict[str, object] = {}
-    try:
-        with path.open("rb") as file:
-            document = tomllib.load(file)
-    except OSError as error:
-        if named:
-            msg = f"{CONFIG_FILE}: {path}: {error.strerror}"
-            raise ConfigError(msg) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        msg = f"{path}: {error}"
-        raise ConfigError(msg, hint="see the README's table of settings") from None
+    document = _read_document(path) if named or path.exists() else {}
     words = {n: ("yes" if v else "no") if isinstance(v, bool) else v for n, v in flags.items()}
     return config.resolve(words, environ, document, document_name=str(path))
 
 
+def _read_document(path: Path) -> dict[str, object]:
+    import tomllib  # noqa: PLC0415 - most boots have no such file
+
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        msg = f"{path}: {error.strerror}"
+        raise ConfigError(msg, hint=f"it is named by {CONFIG_FILE}, or lies there") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        msg = f"{path}: {error}"
+        raise ConfigError(msg, hint="see the README's table of settings") from None
+
+
 def new_boot(
-    flags: Mapping[str, Any], words: tuple[str, ...], environ: MutableMapping[str, str]
+    flags: Mapping[str, Any],
+    words: tuple[str, ...],
+    environ: MutableMapping[str, str],
+    *,
+    touches_store: bool = True,
 ) -> boot.Boot:
     """Return the boot that flags and words ask for, root dropped and its environment adapted.
 
@@ -94,5 +105,5 @@ def new_boot(
     """
     settings = read_settings(flags, environ)
     log = Log(boot.new_boot_id(), as_json=settings.log_format == "json")
-    boot.step_down(settings, environ, log)
+    boot.step_down(settings, environ, log, touches_store=touches_store)
     return boot.Boot(settings, words, dict(environ), log)

@@ -63,7 +63,8 @@ class Policy:
 class Action:
     """What boot does next, and why: `reason` is a stable dotted word, `text` one line for people.
 
-    `manifest` and `path` tell which checkpoint, for reuse and copy.
+    `manifest` and `path` tell which checkpoint, for reuse and copy. `exit_code` is what a
+    refusal for this reason ends with.
     """
 
     kind: Kind
@@ -98,7 +99,7 @@ def decide(situation: Situation, policy: Policy) -> Action:
         case "save":
             if situation.no_save:
                 return _without(situation, situation.no_save, policy)
-            return Action(kind="save", reason=why.reason, text=why.text)
+            return Action(kind="save", reason=why.reason, text=why.text, exit_code=why.exit_code)
 
 
 def _of(found: Complete, kind: Kind, reason: str, text: str) -> Action:
@@ -115,7 +116,7 @@ def _without(
     must_refuse = is_failure and not why.is_wish and policy.on_failure == "refuse"
     if must_refuse or not situation.has_source:
         return _refuse(why)
-    return Action(kind="serve-source", reason=why.reason, text=why.text)
+    return Action(kind="serve-source", reason=why.reason, text=why.text, exit_code=why.exit_code)
 
 
 def _refuse(why: Obstacle) -> Action:

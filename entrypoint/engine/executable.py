@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +23,7 @@ class Executable:
 
 def locate(word: str, environ: Mapping[str, str]) -> str:
     """Return the absolute path of an executable, on PATH or as given. Raises: ExecError."""
-    path = shutil.which(word, path=environ.get("PATH"))
+    path = _which(word, environ)
     if path is None:
         found = os.path.exists(word)
         what = "is not executable" if found else "is not on PATH"
@@ -33,13 +32,23 @@ def locate(word: str, environ: Mapping[str, str]) -> str:
     return os.path.abspath(path)
 
 
+def _which(word: str, environ: Mapping[str, str]) -> str | None:
+    """Return what a shell would run, as `shutil.which` does, which is dearer to import."""
+    if os.path.dirname(word):
+        candidates = [word]
+    else:
+        candidates = [os.path.join(place, word) for place in os.get_exec_path(dict(environ))]
+    runnable = (c for c in candidates if os.path.isfile(c) and os.access(c, os.X_OK))
+    return next(runnable, None)
+
+
 def find(word: str, environ: Mapping[str, str]) -> Executable:
     """Find vLLM's console script and its interpreter. Raises: ExecError, EngineError."""
     path = locate(word, environ)
-    return Executable(path, _interpreter(path))
+    return Executable(path, _interpreter(path, environ))
 
 
-def _interpreter(path: str) -> str:
+def _interpreter(path: str, environ: Mapping[str, str]) -> str:
     """Return the Python of a console script: its first line, or the one that /bin/sh is to exec."""
     try:
         with open(path, "rb") as script:
@@ -51,7 +60,7 @@ def _interpreter(path: str) -> str:
         # pip writes this where the interpreter's path is too long, or has blanks, for "#!".
         words = _words(second.removeprefix(b"'''exec'"))
     if words and os.path.basename(words[0]) == "env":
-        words = [shutil.which(word) or word for word in words[1:] if "=" not in word]
+        words = [_which(word, environ) or word for word in words[1:] if "=" not in word]
     if not words or "python" not in os.path.basename(words[0]):
         msg = f"{path}: not a Python console script, so vLLM cannot be asked how it reads the words"
         raise EngineError(msg, reason="engine.opaque")

@@ -6,13 +6,11 @@ is remembered under a digest of all that went in (milliseconds).
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
-from entrypoint import child
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.checkpoint.key import FORMAT, Key
 from entrypoint.engine.executable import Executable, with_plugin
@@ -115,6 +113,10 @@ def _remember(memory: Memory, asked: str, answer: dict[str, Json], identity: Ide
 
 
 def _ask(engine: Executable, words: Sequence[str], environ: Mapping[str, str]) -> dict[str, Json]:
+    import tempfile  # noqa: PLC0415 - a remembered answer needs neither
+
+    from entrypoint import child  # noqa: PLC0415
+
     with tempfile.NamedTemporaryFile(prefix="shardboot-resolve-") as log:
         outcome = child.ask(
             [engine.interpreter, "-P", str(RESOLVE_PROGRAM)],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 from pathlib import Path
 
 from entrypoint.checkpoint.digest import Json, canonical
@@ -19,7 +18,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o640) -> None:
 
     The last of two writers wins. On error the old file is untouched. Raises: OSError.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         try:
