@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from entrypoint.model.identity import Identity, last_remembered, read_in_full, r
 from entrypoint.model.survey import Survey, survey
 from entrypoint.plan import Obstacle, Situation
 from entrypoint.state.memory import Memory
+from entrypoint.state.rejections import Rejections
 from entrypoint.store.base import open_store
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import Wanted, look
@@ -155,7 +156,9 @@ def _situation(
     if obstacle is None and is_checkpoint:
         directory = Path(str(source.here.directory))
         # The checkpoint is its own source: whatever model it holds is the model meant.
-        itself = Wanted(resolution.key, lambda _: True, name=directory.name)
+        itself = Wanted(
+            resolution.key, lambda _: True, rejections_by(settings), name=directory.name
+        )
         local = look(DirectoryStore(directory.parent), itself, memory)
     elif obstacle is None:
         wanted = _wanted(settings, resolution, source)
@@ -185,9 +188,16 @@ def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> W
     return Wanted(
         resolution.key,
         lambda manifest: source.is_same_model(manifest, named=named),
+        rejections_by(settings),
         name=settings.checkpoint,
         likely=likely,
     )
+
+
+def rejections_by(settings: Settings) -> Callable[[Manifest], str | None]:
+    """Return how to ask whether a manifest is rejected."""
+    rejections = Rejections(settings.state_dir)
+    return lambda manifest: rejections.find(manifest.digest)
 
 
 def unservable(resolution: Resolution, source: SourceView) -> Obstacle | None:

@@ -68,7 +68,8 @@ def step_down(
 ) -> None:
     """As root: give the service user its directories and become it. Else: change nothing.
 
-    Without `touches_store` only the state directory is made ready. Raises: PrivilegeError, OwnershipError.
+    Without `touches_store` only the state directory is made ready.
+    Raises: PrivilegeError, OwnershipError.
     """
     if not privilege.is_root():
         if settings.user is not None:

@@ -97,6 +97,9 @@ def decide(situation: Situation, policy: Policy) -> Action:
         case "source":
             return _without(situation, why, policy, is_failure=False)
         case "save":
+            if isinstance(local, Rejected) or isinstance(shared, Rejected):
+                # A save of the same key would most likely come out the same.
+                return _without(situation, why, policy)
             if situation.no_save:
                 return _without(situation, situation.no_save, policy)
             return Action(kind="save", reason=why.reason, text=why.text, exit_code=why.exit_code)

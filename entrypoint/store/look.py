@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from entrypoint.checkpoint.digest import Json, digest_json
-from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Finding, Foreign, Unreachable
+from entrypoint.checkpoint.finding import (
+    Absent,
+    Complete,
+    Damaged,
+    Finding,
+    Foreign,
+    Rejected,
+    Unreachable,
+)
 from entrypoint.checkpoint.inspect import Stamp, examine, read_manifest
 from entrypoint.checkpoint.key import Difference, Key, differences
 from entrypoint.checkpoint.layout import generation_of
@@ -34,18 +42,20 @@ class Wanted:
     """What is looked for.
 
     `is_same_model` compares a manifest's source with ours; it may read the source, so it is asked
-    only about candidates that fit in everything else. `name`: only this checkpoint. `likely`: the
+    only about candidates that fit in everything else. `rejection` says why a manifest must not be
+    served, or None. `name`: only this checkpoint. `likely`: the
     first digits of the full key's digest, by which its name ends; looked at first.
     """
 
     key: Key
     is_same_model: Callable[[Manifest], bool]
+    rejection: Callable[[Manifest], str | None]
     name: str | None = None
     likely: str | None = None
 
 
 def look(store: Shelf, wanted: Wanted, memory: Memory) -> Finding:
-    """Return the best that `store` has: complete, else damaged, else the nearest foreign one.
+    """Return the best that `store` has: complete, else rejected, damaged, or the nearest foreign.
 
     Changes nothing in the store.
     """
@@ -91,6 +101,8 @@ def _look_at(directory: Path, wanted: Wanted, memory: Memory) -> Finding:
         )
     if differing:
         return Foreign(manifest.name, differing)
+    if (reason := wanted.rejection(manifest)) is not None:
+        return Rejected(manifest.name, reason)
     return check(directory, manifest, memory)
 
 
@@ -115,7 +127,7 @@ def _stamps_from(known: Mapping[str, Json]) -> dict[str, Stamp]:
     return {path: cast("Stamp", tuple(cast("list[int]", s))) for path, s in known.items()}
 
 
-_RANK_OF_FINDING = {Absent: 0, Unreachable: 1, Foreign: 2, Damaged: 3}
+_RANK_OF_FINDING = {Absent: 0, Unreachable: 1, Foreign: 2, Damaged: 3, Rejected: 4}
 
 
 def _nearer(one: Finding, other: Finding) -> Finding:

@@ -1,0 +1,58 @@
+"""What the ledger says of earlier boots from a checkpoint. Pure.
+
+A failed attempt noted that it began to load, and never that it had loaded, nor that it was told
+to stop; on the same boot of this host, so that a power loss counts against nobody. A port in use,
+bad flags, or memory that ran out after loading never count against weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from entrypoint.checkpoint.digest import Json
+
+Entry = Mapping[str, Json]
+
+
+@dataclass(slots=True)
+class _Attempt:
+    boot: str
+    host_boot: str
+    events: set[str] = field(default_factory=set)
+
+    @property
+    def failed(self) -> bool:
+        return "loading" in self.events and not self.events & {"loaded", "stopped", "healthy"}
+
+
+def failures_in_row(entries: Iterable[Entry], manifest: str, host_boot: str) -> int:
+    """Return how many of the latest attempts to load this manifest failed, one after another.
+
+    Attempts that never came to loading tell nothing and are passed over; a success, and an
+    `unrejected`, end the row. `entries` are oldest first.
+    """
+    attempts: dict[str, _Attempt] = {}
+    for entry in entries:
+        event, boot = str(entry.get("event")), str(entry.get("boot"))
+        if event == "unrejected" and entry.get("manifest") == manifest:
+            attempts.clear()
+        elif event == "attempt" and entry.get("manifest") == manifest:
+            attempts[boot] = _Attempt(boot, str(entry.get("host_boot")))
+        elif boot in attempts:
+            attempts[boot].events.add(event)
+    count = 0
+    for attempt in reversed(attempts.values()):
+        if attempt.failed and attempt.host_boot == host_boot:
+            count += 1
+        elif "loading" in attempt.events and "stopped" not in attempt.events:
+            break
+    return count
+
+
+MAX_DELAY_SECONDS = 60.0
+
+
+def delay_seconds(failures: int) -> float:
+    """Return how long to wait before another attempt: nothing at first, then 2, 4, 8 … seconds."""
+    return 0.0 if failures < 1 else min(2.0**failures, MAX_DELAY_SECONDS)

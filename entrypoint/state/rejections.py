@@ -1,0 +1,50 @@
+"""Checkpoints known not to load to the source's state: never served, never fetched again.
+
+One small file each, by the manifest's digest, or by the key's where nothing was committed. They
+lie beside the stores, so that they outlive the checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.checkpoint.digest import Json
+from entrypoint.state.files import fsync_directory, read_json, write_json
+
+
+@dataclass(frozen=True, slots=True)
+class Rejections:
+    """All rejections under `root`."""
+
+    root: Path
+
+    def find(self, digest: str) -> str | None:
+        """Return why the manifest or key with this digest is rejected, or None."""
+        entry = read_json(self._path(digest))
+        return str(entry.get("reason", "no reason kept")) if isinstance(entry, dict) else None
+
+    def add(self, digest: str, reason: str, **about: Json) -> bool:
+        """Reject; durable when this returns True. False where nothing can be written."""
+        entry: dict[str, Json] = {"reason": reason, "time": round(time.time(), 3), **about}
+        path = self._path(digest)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, entry)
+        except OSError:
+            return False
+        return True
+
+    def remove(self, digest: str) -> bool:
+        """Take a rejection back; return whether there was one. Raises: OSError."""
+        path = self._path(digest)
+        found = path.exists()
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+            fsync_directory(path.parent)
+        return found
+
+    def _path(self, digest: str) -> Path:
+        return self.root / "rejections" / f"{digest}.json"

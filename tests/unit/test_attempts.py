@@ -1,0 +1,65 @@
+"""Which earlier boots count against a checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+
+from entrypoint.checkpoint.digest import Json
+from entrypoint.state.attempts import MAX_DELAY_SECONDS, delay_seconds, failures_in_row
+
+FAILED = ("loading",)
+SERVED = ("loading", "loaded")
+STOPPED = ("loading", "stopped")
+NEVER_LOADED = ()
+
+
+def ledger(*boots: tuple[str, ...], host_boot: str = "h1") -> list[dict[str, Json]]:
+    entries: list[dict[str, Json]] = []
+    for number, events in enumerate(boots):
+        about: dict[str, Json] = {"boot": f"b{number}"}
+        entries.append(about | {"event": "attempt", "manifest": "m", "host_boot": host_boot})
+        entries += [about | {"event": event} for event in events]
+    return entries
+
+
+@pytest.mark.parametrize(
+    ("boots", "expected"),
+    [
+        pytest.param((), 0, id="no boot yet"),
+        pytest.param((FAILED,), 1, id="one failure"),
+        pytest.param((FAILED, FAILED, FAILED), 3, id="three in a row"),
+        pytest.param((FAILED, SERVED, FAILED), 1, id="a success ends the row"),
+        pytest.param((SERVED, SERVED), 0, id="successes"),
+        pytest.param((STOPPED,) * 5, 0, id="rollouts aborted by SIGTERM"),
+        pytest.param((FAILED, STOPPED, FAILED), 2, id="a stop neither counts nor ends the row"),
+        pytest.param((FAILED, NEVER_LOADED, FAILED), 2, id="a port in use neither counts nor ends"),
+        pytest.param((NEVER_LOADED,) * 5, 0, id="bad flags never count against weights"),
+    ],
+)
+def test_a_failure_is_loading_noted_and_neither_loaded_nor_stopped(
+    boots: tuple[tuple[str, ...], ...], expected: int
+) -> None:
+    assert failures_in_row(ledger(*boots), "m", "h1") == expected
+
+
+def test_other_checkpoints_and_other_boots_of_the_host_do_not_count() -> None:
+    entries = ledger(FAILED, FAILED, FAILED)
+    assert failures_in_row(entries, "another", "h1") == 0
+    assert failures_in_row(entries, "m", "h2") == 0
+
+
+def test_taking_a_rejection_back_starts_the_count_anew() -> None:
+    entries = [*ledger(FAILED, FAILED, FAILED), {"event": "unrejected", "manifest": "m"}]
+    assert failures_in_row(entries, "m", "h1") == 0
+
+
+def test_foreign_lines_are_no_harm() -> None:
+    odd: list[dict[str, Json]] = [{}, {"event": None}, {"boot": 3, "event": ["x"]}]
+    assert failures_in_row([*odd, *ledger(FAILED), *odd], "m", "h1") == 1
+
+
+def test_delays_grow_from_nothing_to_a_bound() -> None:
+    delays = [delay_seconds(failures) for failures in range(12)]
+    assert delays[:4] == [0, 2, 4, 8]
+    assert delays == sorted(delays)
+    assert delays[-1] == MAX_DELAY_SECONDS
