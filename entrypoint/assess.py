@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,12 +17,33 @@ from entrypoint.engine.resolution import Rejected, Resolution, resolve
 from entrypoint.log import Log
 from entrypoint.model.identity import Identity, last_remembered, read_in_full, recall
 from entrypoint.model.survey import Survey, survey
-from entrypoint.plan import Obstacle, Situation
+from entrypoint.plan import Obstacle, Policy, Situation
 from entrypoint.state.memory import Memory
-from entrypoint.state.rejections import Rejections
+from entrypoint.state.rejections import Rejection, Rejections
 from entrypoint.store.base import open_store
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import Wanted, look
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """One boot: what it was told, and where it keeps what must outlive it."""
+
+    settings: Settings
+    words: tuple[str, ...]
+    environ: Mapping[str, str]
+    log: Log
+
+    @property
+    def memory(self) -> Memory:
+        """Remembered answers."""
+        return Memory(self.settings.state_dir)
+
+    @property
+    def policy(self) -> Policy:
+        """What the operator wants."""
+        return Policy(on_miss=self.settings.on_miss, on_failure=self.settings.on_failure)
+
 
 OWN_LOADERS = ("auto", "hf", "safetensors")
 """Load formats that mean "load the source as it is"; any other, and users know better."""
@@ -103,26 +124,21 @@ class Assessment:
         return replace(self.resolution.key, model=self.source.identity.ways.get("blake3", ""))
 
 
-def assess(
-    settings: Settings,
-    words: Sequence[str],
-    environ: Mapping[str, str],
-    memory: Memory,
-    log: Log,
-) -> Assessment:
+def assess(boot: Boot) -> Assessment:
     """Ask vLLM, look at the source and, as far as needed, at the stores. Changes only memory.
 
     Raises: ExecError, EngineError, OwnershipError, ConfigError, StoreError.
     """
-    engine = find(settings.vllm, environ)
-    source = SourceView(environ, memory, log)
+    settings, memory = boot.settings, boot.memory
+    engine = find(settings.vllm, boot.environ)
+    source = SourceView(boot.environ, memory, boot.log)
     local_store = DirectoryStore(settings.local_dir, settings.dir_mode, settings.file_mode)
     shared_store = (
         open_store(settings.shared, dir_mode=settings.dir_mode, file_mode=settings.file_mode)
         if settings.shared
         else None
     )
-    resolved = resolve(engine, words, environ, memory, source.identify)
+    resolved = resolve(engine, boot.words, boot.environ, memory, source.identify)
     if isinstance(resolved, Rejected):
         text = f"vLLM does not take these words: {resolved.message}"
         wish = Obstacle("engine.rejected", text, exit_code=2, is_wish=True)
@@ -194,7 +210,7 @@ def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> W
     )
 
 
-def rejections_by(settings: Settings) -> Callable[[Manifest], str | None]:
+def rejections_by(settings: Settings) -> Callable[[Manifest], Rejection | None]:
     """Return how to ask whether a manifest is rejected."""
     rejections = Rejections(settings.state_dir)
     return lambda manifest: rejections.find(manifest.digest)

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from entrypoint import __version__, boot, launch
+from entrypoint.assess import Boot
 from entrypoint.config import SWITCH
 from entrypoint.engine.executable import locate
 from entrypoint.errors import Interrupted, RefusedError, ShardbootError, exit_code_of
@@ -67,7 +68,7 @@ def serve(ctx: click.Context, /, **flags: Any) -> None:
         _survive(error, this)
 
 
-def _survive(error: Exception, this: boot.Boot) -> NoReturn:
+def _survive(error: Exception, this: Boot) -> NoReturn:
     """Serve the source where the policy allows; else let the error end the process."""
     code = exit_code_of(error) if isinstance(error, ShardbootError) else 1
     is_final = isinstance(error, RefusedError) or code in boot.NEVER_FAIL_OPEN

@@ -40,6 +40,7 @@ class Settings:
     reserve_bytes: int
     size_per_file: int
     save_timeout: float
+    quarantine_after: int
     publish: bool
     verify: Verify
     checkpoint: str | None
@@ -111,6 +112,13 @@ def _file_bytes(word: str) -> int:
         msg = f"expected at least one byte, found {word!r}"
         raise ValueError(msg)
     return size
+
+
+def _count(word: str) -> int:
+    if not (word.isascii() and word.isdigit() and int(word) > 0):
+        msg = f"expected a whole number from 1, found {word!r}"
+        raise ValueError(msg)
+    return int(word)
 
 
 def _seconds(word: str) -> float:
@@ -208,6 +216,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("reserve_bytes", "1GiB", _bytes, "free space that must stay on its disk", "SIZE"),
     Option("size_per_file", "4GiB", _file_bytes, "largest shard file a save writes", "SIZE"),
     Option("save_timeout", "1h", _seconds, "longest a save may take", "TIME"),
+    Option(
+        "quarantine_after",
+        "3",
+        _count,
+        "boots in a row that died while loading a checkpoint before it is given up",
+        "COUNT",
+    ),
     Option("publish", "no", _switch, "push a fresh save to the shared store before serving"),
     Option(
         "verify",

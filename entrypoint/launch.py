@@ -17,18 +17,22 @@ IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def checkpoint_words(
-    resolution: Resolution, words: Sequence[str], checkpoint: str, manifest_digest: str
+    resolution: Resolution,
+    words: Sequence[str],
+    checkpoint: str,
+    loader: Mapping[str, str],
 ) -> list[str]:
     """Return vLLM's words for serving `checkpoint`: the user's, with only the model replaced.
 
+    `loader` tells our load format which manifest is meant, and where to note what becomes of it.
     The clients' model name stays the user's own, else every request would get a 404.
     """
     kept = [word for i, word in enumerate(words) if i not in resolution.drop]
-    loader = json.dumps({"manifest": manifest_digest}, separators=(",", ":"))
     named = [] if resolution.gives_served_name else ["--served-model-name", resolution.model_word]
     return [
         *(checkpoint, *kept, "--load-format", LOAD_FORMAT),
-        *("--model-loader-extra-config", loader, *named, *resolution.append),
+        *("--model-loader-extra-config", json.dumps(loader, separators=(",", ":"))),
+        *(*named, *resolution.append),
     ]
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final, assert_never
 
 import click
 
-from entrypoint import boot
-from entrypoint.assess import Assessment
+from entrypoint import steps
+from entrypoint.assess import Assessment, Boot, assess
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import (
     Absent,
@@ -56,7 +56,7 @@ def emit(output: str, value: Json, text: str) -> None:
 def plan(ctx: click.Context, /, output: str, **flags: Any) -> None:
     """Say what `serve` would do, and why. Changes nothing but memory."""
     this = new_boot(flags, ctx.obj["words"], ctx.obj["environ"], touches_store=False)
-    assessment = this.assess()
+    assessment = assess(this)
     action = decide(assessment.situation, this.policy)
     emit(output, plan_json(assessment, action), plan_text(assessment, action))
 
@@ -94,8 +94,8 @@ def finding_json(finding: Finding) -> dict[str, Json]:
             rest = {"name": name, "differences": [d.to_json() for d in differences]}
         case Damaged(name=name, discrepancies=discrepancies):
             rest = {"name": name, "discrepancies": list(discrepancies)}
-        case Rejected(name=name, reason=reason):
-            rest = {"name": name, "reason": reason}
+        case Rejected(name=name, kind=kind, reason=reason):
+            rest = {"name": name, "kind": kind, "reason": reason}
         case Unreachable(error=error):
             rest = {"error": error}
         case _:
@@ -123,7 +123,7 @@ def plan_text(assessment: Assessment, action: Action) -> str:
 @click.pass_context
 def save(ctx: click.Context, /, output: str, **flags: Any) -> None:
     """Save a checkpoint from the source, unless the local store has it."""
-    _one_step(ctx, flags, output, "save", boot.save_here)
+    _one_step(ctx, flags, output, "save", steps.save_here)
 
 
 @click.command(cls=WordsCommand)
@@ -132,7 +132,7 @@ def save(ctx: click.Context, /, output: str, **flags: Any) -> None:
 @click.pass_context
 def pull(ctx: click.Context, /, output: str, **flags: Any) -> None:
     """Copy the checkpoint from the shared store, unless the local store has it."""
-    _one_step(ctx, flags, output, "copy", boot.copy_here)
+    _one_step(ctx, flags, output, "copy", steps.copy_here)
 
 
 def _one_step(
@@ -140,17 +140,17 @@ def _one_step(
     flags: dict[str, Any],
     output: str,
     kind: str,
-    perform: Callable[[boot.Boot, Assessment, Action], Manifest],
+    perform: Callable[[Boot, Assessment, Action], Manifest],
 ) -> None:
     this = new_boot(flags, ctx.obj["words"], ctx.obj["environ"])
-    assessment = this.assess()
+    assessment = assess(this)
     action = decide(assessment.situation, this.policy)
     # `save` makes one although the shared store has it: the operator asked for that step.
     may_save = kind == "save" and action.kind == "copy" and not assessment.situation.no_save
     if action.kind == "reuse" and action.manifest is not None:
         manifest, outcome = action.manifest, "existed"
     elif action.kind == kind or may_save:
-        manifest, outcome = boot.alone(this, assessment, action, perform), "made"
+        manifest, outcome = steps.alone(this, assessment, action, perform), "made"
     else:
         raise RefusedError(action.text, reason=action.reason, code=action.exit_code or 31)
     path = str(assessment.local_store.path(manifest.name))
@@ -165,9 +165,9 @@ def _one_step(
 def push(ctx: click.Context, /, output: str, **flags: Any) -> None:
     """Copy the local checkpoint that fits to the shared store."""
     this = new_boot(flags, ctx.obj["words"], ctx.obj["environ"])
-    assessment = this.assess()
-    manifest = boot.wanted_checkpoint(this, assessment)
-    published = boot.push(this, assessment, manifest)
+    assessment = assess(this)
+    manifest = steps.wanted_checkpoint(this, assessment)
+    published = steps.push(this, assessment, manifest)
     value: Json = {"checkpoint": {"name": published.name}}
     emit(output, value, f"{published.name}: in the shared store")
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from entrypoint import boot, config
+from entrypoint.assess import Boot
 from entrypoint.config import OPTIONS, Settings
 from entrypoint.errors import ConfigError
 from entrypoint.log import Log
@@ -98,7 +99,7 @@ def new_boot(
     environ: MutableMapping[str, str],
     *,
     touches_store: bool = True,
-) -> boot.Boot:
+) -> Boot:
     """Return the boot that flags and words ask for, root dropped and its environment adapted.
 
     Raises: ConfigError, PrivilegeError, OwnershipError.
@@ -106,4 +107,4 @@ def new_boot(
     settings = read_settings(flags, environ)
     log = Log(boot.new_boot_id(), as_json=settings.log_format == "json")
     boot.step_down(settings, environ, log, touches_store=touches_store)
-    return boot.Boot(settings, words, dict(environ), log)
+    return Boot(settings, words, dict(environ), log)

@@ -126,11 +126,11 @@ def _refuse(why: Obstacle) -> Action:
     return Action(kind="refuse", reason=why.reason, text=why.text, exit_code=why.exit_code)
 
 
+_REJECTED_EXIT_CODES: Mapping[str, int] = {"quarantined": 70}
 _MISS_EXIT_CODES: Mapping[str, int] = {
     "absent": 31,
     "foreign": 22,
     "damaged": 21,
-    "rejected": 51,
     "unreachable": 30,
 }
 
@@ -143,6 +143,9 @@ def _miss(local: Finding, shared: Finding) -> Obstacle:
     where, finding = ("local", local)
     if isinstance(local, Absent) and not isinstance(shared, Absent):
         where, finding = ("shared", shared)
+    if isinstance(finding, Rejected):
+        code = _REJECTED_EXIT_CODES.get(finding.kind, 51)
+        return Obstacle(f"{where}.{finding.kind}", text, code)
     return Obstacle(f"{where}.{finding.word}", text, _MISS_EXIT_CODES.get(finding.word, 1))
 
 

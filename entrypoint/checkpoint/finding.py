@@ -46,9 +46,13 @@ class Damaged:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The wanted key, but known not to load to the source's state."""
+    """The wanted key, but known not to serve: by a failed proof, a loader, a crash loop, a person.
+
+    `kind` is one of `unproven`, `unfit`, `quarantined`, `operator`.
+    """
 
     name: str
+    kind: str
     reason: str
     word = "rejected"
 

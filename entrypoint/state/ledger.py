@@ -15,6 +15,8 @@ from entrypoint.checkpoint.digest import Json, canonical
 from entrypoint.checkpoint.foreign import read_bounded
 
 MAX_LEDGER_BYTES = 4 * 1024 * 1024
+RECENT_BYTES = 64 * 1024
+"""Some two hundred lines: what a boot reads of the ledger, however long it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,16 @@ class Ledger:
             return False
         return True
 
+    def recent(self) -> list[dict[str, Json]]:
+        """Return the latest whole lines, oldest first; one small read."""
+        try:
+            with self.path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(0, size - RECENT_BYTES))
+                return list(_whole(file.read(RECENT_BYTES)))
+        except OSError:
+            return []
+
     def entries(self) -> Iterator[dict[str, Json]]:
         """Yield every whole line, oldest first; what is torn or foreign is skipped."""
         for path in (self.root / "ledger.1.jsonl", self.path):
@@ -60,10 +72,14 @@ class Ledger:
                 data = read_bounded(path, 4 * MAX_LEDGER_BYTES)
             except (OSError, ValueError):
                 continue
-            for line in data.splitlines():
-                try:
-                    entry = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(entry, dict):
-                    yield entry
+            yield from _whole(data)
+
+
+def _whole(data: bytes) -> Iterator[dict[str, Json]]:
+    for line in data.splitlines():
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(entry, dict):
+            yield entry

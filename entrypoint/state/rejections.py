@@ -10,9 +10,21 @@ import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal, NamedTuple
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.state.files import fsync_directory, read_json, write_json
+
+Kind = Literal["unproven", "unfit", "quarantined", "operator"]
+KINDS: Final = ("unproven", "unfit", "quarantined", "operator")
+"""A proof failed; the loader disagreed; boots failed in a row; a person said so."""
+
+
+class Rejection(NamedTuple):
+    """Why a checkpoint is not served."""
+
+    kind: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +33,16 @@ class Rejections:
 
     root: Path
 
-    def find(self, digest: str) -> str | None:
+    def find(self, digest: str) -> Rejection | None:
         """Return why the manifest or key with this digest is rejected, or None."""
         entry = read_json(self._path(digest))
-        return str(entry.get("reason", "no reason kept")) if isinstance(entry, dict) else None
+        if not isinstance(entry, dict):
+            return None
+        return Rejection(str(entry.get("kind")), str(entry.get("reason", "no reason kept")))
 
-    def add(self, digest: str, reason: str, **about: Json) -> bool:
+    def add(self, digest: str, kind: Kind, reason: str) -> bool:
         """Reject; durable when this returns True. False where nothing can be written."""
-        entry: dict[str, Json] = {"reason": reason, "time": round(time.time(), 3), **about}
+        entry: dict[str, Json] = {"kind": kind, "reason": reason, "time": round(time.time(), 3)}
         path = self._path(digest)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -116,3 +116,20 @@ def _still_is(descriptor: int, path: Path, expected: str) -> None:
         raise DamagedError(f"{path}: replaced while it was locked")
     if found != expected:
         raise DamagedError(f"{path}: expected the manifest {expected}, found {found}")
+
+
+def is_free(checkpoint: Path) -> bool:
+    """Tell whether no server holds the checkpoint; True where locks lie. Changes nothing."""
+    try:
+        descriptor = os.open(checkpoint / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return True

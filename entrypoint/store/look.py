@@ -23,6 +23,7 @@ from entrypoint.checkpoint.layout import generation_of
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import ManifestError, NotFoundError, StoreError
 from entrypoint.state.memory import Memory
+from entrypoint.state.rejections import Rejection
 
 
 class Shelf(Protocol):
@@ -49,7 +50,7 @@ class Wanted:
 
     key: Key
     is_same_model: Callable[[Manifest], bool]
-    rejection: Callable[[Manifest], str | None]
+    rejection: Callable[[Manifest], Rejection | None]
     name: str | None = None
     likely: str | None = None
 
@@ -101,8 +102,8 @@ def _look_at(directory: Path, wanted: Wanted, memory: Memory) -> Finding:
         )
     if differing:
         return Foreign(manifest.name, differing)
-    if (reason := wanted.rejection(manifest)) is not None:
-        return Rejected(manifest.name, reason)
+    if (rejection := wanted.rejection(manifest)) is not None:
+        return Rejected(manifest.name, rejection.kind, rejection.reason)
     return check(directory, manifest, memory)
 
 

@@ -24,6 +24,8 @@ from entrypoint.vllm_plugin.logical import logical_state
 from entrypoint.vllm_plugin.read import Wanted, read_all
 from entrypoint.vllm_plugin.strict import compare
 
+SETTINGS = frozenset({"manifest", "boot", "state", "source"})
+
 _held: list[int] = []
 """Descriptors with a shared lock on a served manifest; never closed, so that gc sees them."""
 
@@ -31,15 +33,17 @@ _held: list[int] = []
 class ShardbootLoader(BaseModelLoader):
     """Loads the checkpoint in the model's directory whose manifest has the digest asked for.
 
-    `model_loader_extra_config` is `{"manifest": DIGEST}`, and nothing else.
+    `model_loader_extra_config` is `{"manifest": DIGEST}`; boot adds `boot` and `state`, its id and
+    the state directory to note in what becomes of the load, and `source`, the model's own word.
     """
 
     def __init__(self, load_config: Any) -> None:
         super().__init__(load_config)
         settings = dict(load_config.model_loader_extra_config or {})
-        for name in sorted(settings.keys() ^ {"manifest"}):
-            what = "unknown" if name in settings else "missing"
-            raise ValueError(f"load format shardboot: {what} setting {name!r}")
+        for name in sorted(settings.keys() - SETTINGS):
+            raise ValueError(f"load format shardboot: unknown setting {name!r}")
+        if "manifest" not in settings:
+            raise ValueError("load format shardboot: missing setting 'manifest'")
         self.digest = str(settings["manifest"])
         self.manifest: Manifest | None = None
 

@@ -1,0 +1,182 @@
+"""One step of a boot: copy, save or push a checkpoint, as the only process of this host.
+
+When a step raises, every store is as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from entrypoint.assess import Assessment, Boot, assess
+from entrypoint.checkpoint.digest import digest_json
+from entrypoint.checkpoint.finding import Complete, Damaged
+from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.errors import ConfigError, NotFoundError, ShardbootError
+from entrypoint.log import Log, human_bytes
+from entrypoint.plan import Action, decide
+from entrypoint.store import lock
+from entrypoint.store.directory import DirectoryStore
+
+PROGRESS_SECONDS: Final = 5.0
+
+
+def alone(
+    boot: Boot,
+    assessment: Assessment,
+    action: Action,
+    perform: Callable[[Boot, Assessment, Action], Manifest],
+) -> Manifest:
+    """Perform one step as the only process of this host, unless another made it meanwhile.
+
+    The lock saves work, and nothing breaks where it lies.
+    """
+    resolution = assessment.resolution
+    assert resolution is not None
+    boot.settings.local_dir.mkdir(parents=True, exist_ok=True)
+    name = digest_json([resolution.key.to_json(), resolution.model_word])[:16]
+    path = boot.settings.local_dir / f".{name}.lock"
+
+    def on_wait(text: str) -> None:
+        boot.log.line("lock.wait", text)
+
+    with lock.exclusive(path, boot.settings.save_timeout, on_wait):
+        made = _made_meanwhile(boot, assessment)
+        return made or perform(boot, assessment, action)
+
+
+def _made_meanwhile(boot: Boot, assessment: Assessment) -> Manifest | None:
+    """Look again, now that nobody else is at it."""
+    before, now = assessment.situation.local, assess(boot).situation.local
+    if not isinstance(now, Complete):
+        return None
+    if isinstance(before, Damaged) and before.name == now.manifest.name:
+        # Known to be damaged by a deeper look than this one.
+        return None
+    boot.log.line("local.hit", f"another process has made {now.manifest.name} meanwhile")
+    return now.manifest
+
+
+def copy_here(boot: Boot, assessment: Assessment, action: Action) -> Manifest:
+    """Copy the checkpoint that `action` names from the shared store into the local one."""
+    assert assessment.shared_store is not None
+    assert action.manifest is not None
+    return transport(boot, assessment.shared_store, assessment.local_store, action.manifest, "copy")
+
+
+def transport(
+    boot: Boot,
+    source: DirectoryStore,
+    target: DirectoryStore,
+    manifest: Manifest,
+    verb: str,
+) -> Manifest:
+    """Copy one checkpoint between stores, verified in the stream; return it as published.
+
+    When this raises, `target` is as it was.
+    """
+    from entrypoint.store import space, transfer  # noqa: PLC0415 - a hit needs neither
+
+    entries = manifest.files_for(manifest.layout.ranks)
+    total = sum(entry.size for entry in entries)
+    settings = boot.settings
+    space.require_room(target.root, total, settings.reserve_bytes, settings.max_bytes)
+    progress = _Progress(boot.log, verb, total)
+    with target.stage(manifest.name) as staging:
+        transfer.copy(source, manifest.name, manifest, entries, staging, progress.add)
+        result = staging.commit(manifest)
+    progress.done(f"{result.name} {result.outcome} in {target.where}")
+    return manifest.renamed(result.name)
+
+
+def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
+    """Save a checkpoint from the source into the local store; publish it if so told."""
+    from entrypoint import saver  # noqa: PLC0415 - a hit needs neither
+    from entrypoint.store import space  # noqa: PLC0415
+
+    resolution, settings, log = assessment.resolution, boot.settings, boot.log
+    assert resolution is not None
+    expected = sum(file.size for file in assessment.source.here.weights)
+    space.require_room(
+        assessment.local_store.root, expected, settings.reserve_bytes, settings.max_bytes
+    )
+
+    def on_progress(done: int, total: int) -> None:
+        log.line("save.progress", f"{human_bytes(done)} of about {human_bytes(total)} written")
+
+    started = time.monotonic()
+    order = saver.Order(
+        settings=settings,
+        engine=assessment.engine,
+        words=boot.words,
+        environ=boot.environ,
+        resolution=resolution,
+        source=assessment.source.here,
+        identity=assessment.source.identity,
+        memory=boot.memory,
+        log_file=settings.state_dir / "logs" / f"save-{log.boot}.log",
+        on_progress=on_progress,
+    )
+    manifest = saver.save(order, assessment.local_store)
+    seconds = time.monotonic() - started
+    log.line("save.done", f"{manifest.name}: {human_bytes(manifest.size)} in {seconds:.1f} s")
+    if settings.publish:
+        _publish(boot, assessment, manifest)
+    return manifest
+
+
+def _publish(boot: Boot, assessment: Assessment, manifest: Manifest) -> None:
+    """Push a fresh save; a failure is said and costs nothing else."""
+    try:
+        push(boot, assessment, manifest)
+    except ShardbootError as error:
+        boot.log.line("publish.failed", f"{error}", hint=error.hint)
+
+
+def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
+    """Copy a local checkpoint to the shared store. Raises: ConfigError without one."""
+    if assessment.shared_store is None:
+        msg = "there is no shared store"
+        raise ConfigError(msg, hint="set --shared")
+    return transport(boot, assessment.local_store, assessment.shared_store, manifest, "push")
+
+
+class _Progress:
+    """Steady lines about a long copy: one every few seconds, and one at the end."""
+
+    def __init__(self, log: Log, verb: str, total: int) -> None:
+        self._log, self._verb, self._total = log, verb, total
+        self._done = 0
+        self._started = self._said = time.monotonic()
+
+    def add(self, count: int) -> None:
+        """Hear of `count` more bytes."""
+        self._done += count
+        if time.monotonic() - self._said < PROGRESS_SECONDS:
+            return
+        self._said = time.monotonic()
+        rate = self._done / (self._said - self._started)
+        left = (self._total - self._done) / rate if rate else 0
+        text = f"{human_bytes(self._done)} of {human_bytes(self._total)}"
+        self._log.line(
+            f"{self._verb}.progress", f"{text}, {human_bytes(rate)}/s, {left:.0f} s to go"
+        )
+
+    def done(self, text: str) -> None:
+        """Say how it ended."""
+        seconds = time.monotonic() - self._started
+        rate = human_bytes(self._total / seconds if seconds else self._total)
+        self._log.line(
+            f"{self._verb}.done",
+            f"{text}: {human_bytes(self._total)} in {seconds:.1f} s, {rate}/s",
+        )
+
+
+def wanted_checkpoint(boot: Boot, assessment: Assessment) -> Manifest:
+    """Return the local checkpoint that fits. Raises: NotFoundError saying what there is."""
+    action = decide(assessment.situation, boot.policy)
+    if action.kind == "reuse" and action.manifest is not None:
+        return action.manifest
+    msg = f"no local checkpoint fits: {action.text}"
+    raise NotFoundError(msg, hint="`shardboot save` makes one")
