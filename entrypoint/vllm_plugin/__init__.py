@@ -7,10 +7,17 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Tell vLLM of the load formats `shardboot` and `shardboot-save`; again is no harm.
+    """See to it that vLLM knows the load formats `shardboot` and `shardboot-save`.
 
-    vLLM calls this in every process, through the entry point `vllm.general_plugins`.
+    vLLM calls this in every process, through the entry point `vllm.general_plugins`; again is no
+    harm. It costs nothing where no model is loaded.
     """
+    from entrypoint.vllm_plugin.late import after_import
+
+    after_import("vllm.model_executor.model_loader", _register)
+
+
+def _register() -> None:
     from entrypoint.vllm_plugin.compat import register_once
     from entrypoint.vllm_plugin.load_format import ShardbootLoader
     from entrypoint.vllm_plugin.save_format import ShardbootSaver

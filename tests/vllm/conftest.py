@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,20 +42,26 @@ def environment(world: int) -> dict[str, str]:
     }
 
 
-def run_child(command: list[str], request: Mapping[str, Any], world: int, **more: Any) -> str:
-    """Run a child to its end and return its stderr; its whole process group is gone afterwards."""
+def run_child(
+    command: list[str],
+    request: object,
+    world: int = 1,
+    pass_fds: tuple[int, ...] = (),
+    extra: Mapping[str, str] | None = None,
+) -> str:
+    """Run a child to its end and return what it said; its process group is gone afterwards."""
     child = subprocess.Popen(
         command,
+        pass_fds=pass_fds,
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=environment(world),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(world) | dict(extra or {}),
         start_new_session=True,
         text=True,
-        **more,
     )
     try:
-        _, said = child.communicate(json.dumps(request), timeout=SECONDS)
+        said, _ = child.communicate(json.dumps(request), timeout=SECONDS)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -63,12 +69,17 @@ def run_child(command: list[str], request: Mapping[str, Any], world: int, **more
     return said
 
 
-def ask(command: list[str], request: Mapping[str, Any], world: int = 1) -> dict[str, Any]:
+def ask(
+    command: list[str],
+    request: object,
+    world: int = 1,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Run a child that answers on a descriptor and return its answer."""
     reading, writing = os.pipe()
     with os.fdopen(reading) as answer:
         try:
-            said = run_child([*command, str(writing)], request, world, pass_fds=(writing,))
+            said = run_child([*command, str(writing)], request, world, (writing,), extra)
         finally:
             os.close(writing)
         text = answer.read()
@@ -83,7 +94,7 @@ class Told:
 
     answers: list[dict[str, Any]]
     state: dict[int, dict[str, str]]
-    stderr: str
+    said: str
     done: bool
 
     @property
@@ -106,6 +117,12 @@ class Lab:
         if not directory.exists():
             make_model(kind, directory)
         return directory
+
+    def run(self, command: list[str], request: object) -> str:
+        return run_child(command, request)
+
+    def ask(self, command: list[str], request: object, extra: Mapping[str, str]) -> dict[str, Any]:
+        return ask(command, request, extra=extra)
 
     def engine(
         self, model: Path, name: str, *, tp: int = 1, pp: int = 1, speak: bool = True, **more: Any
@@ -162,7 +179,7 @@ class Lab:
     def checkpoint(
         self, kind: str, *, tp: int = 1, pp: int = 1
     ) -> tuple[Path, Manifest, dict[str, Any]]:
-        """Save a kind of model; return the checkpoint's directory, manifest and engine arguments."""
+        """Save a kind of model; return the checkpoint, its manifest and engine arguments."""
         staging = self.room / f"{kind}-tp{tp}-pp{pp}"
         answer = self.save(self.model(kind), staging, tp=tp, pp=pp)
         assert answer["status"] == "ok", answer
@@ -206,6 +223,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     shutil.rmtree(directory)
 
 
-@pytest.fixture(scope="session")
-def ask_child() -> Callable[..., dict[str, Any]]:
-    return ask
+@pytest.fixture
+def lab_key() -> Key:
+    return _key(tp=1, pp=1)

@@ -68,7 +68,11 @@ def load_only(request: dict[str, Any]) -> None:
 
 def main() -> None:
     request = json.load(sys.stdin)
-    answers = generate(request) if request["prompts"] else load_only(request)
+    answers = []
+    if request["prompts"]:
+        answers = generate(request)
+    else:
+        load_only(request)
     Path(sys.argv[1]).write_text(json.dumps(answers))
     sys.stdout.flush()
     sys.stderr.flush()

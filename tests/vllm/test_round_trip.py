@@ -15,7 +15,8 @@ KINDS = ("dense", "tied", "moe", "int8", "awq")
 
 
 def farthest(left: Any, right: Any) -> float:
-    return max(abs(a - b) for a, b in zip(left.logprobs, right.logprobs, strict=True))
+    distances = [abs(a - b) for a, b in zip(left.logprobs, right.logprobs, strict=True)]
+    return float(max(distances))
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -25,9 +26,9 @@ def test_checkpoint_gives_the_state_and_the_answers_of_its_source(
 ) -> None:
     checkpoint, _, arguments = lab.checkpoint(kind, tp=tp)
     plain = lab.engine(lab.model(kind), f"{kind}-{tp}-source", tp=tp)
-    assert plain.done, plain.stderr[-4000:]
+    assert plain.done, plain.said[-4000:]
     again = lab.engine(checkpoint, f"{kind}-{tp}-again", tp=tp, **arguments)
-    assert again.done, again.stderr[-4000:]
+    assert again.done, again.said[-4000:]
 
     assert sorted(again.state) == list(range(tp))
     assert again.state == plain.state
@@ -39,3 +40,39 @@ def test_checkpoint_gives_the_state_and_the_answers_of_its_source(
     if distance > 0:
         control = lab.engine(lab.model(kind), f"{kind}-{tp}-control", tp=tp)
         assert distance <= farthest(control, plain)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_pipeline_stages_keep_their_names_and_their_state(tp: int, lab: Any) -> None:
+    # The CPU cannot generate with pipeline stages, from any load format.
+    checkpoint, manifest, arguments = lab.checkpoint("dense", tp=tp, pp=2)
+    names = {entry.path for entry in manifest.files if entry.role == "weights"}
+    stages = {f"model-pp-{p}-tp-{t}-part-0.safetensors" for p in range(2) for t in range(tp)}
+    assert stages <= names
+    layout = {"tp": tp, "pp": 2, "speak": False}
+    plain = lab.engine(lab.model("dense"), f"pp2-tp{tp}-source", **layout)
+    again = lab.engine(checkpoint, f"pp2-tp{tp}-again", **layout, **arguments)
+    assert again.done, again.said[-4000:]
+    assert sorted(again.state) == list(range(2 * tp))
+    assert again.state == plain.state
+
+
+def test_all_ranks_refuse_what_one_rank_finds_damaged(lab: Any) -> None:
+    checkpoint, manifest, arguments = lab.checkpoint("bias", tp=2)
+    last = max(e.path for e in manifest.files if e.rank == 1)
+    with (checkpoint / last).open("r+b") as file:
+        file.truncate((checkpoint / last).stat().st_size - 1)
+    found = lab.engine(checkpoint, "damaged", tp=2, **arguments)
+    assert not found.done
+    assert not found.state
+    for worker in ("(Worker_TP0", "(Worker_TP1"):
+        said = [line for line in found.said.splitlines() if line.startswith(worker)]
+        assert any("DamagedError: worker 1 objects, and nothing was loaded" in s for s in said)
+        assert any(last in line for line in said)
+
+
+def test_online_quantization_is_refused_by_name(lab: Any) -> None:
+    answer = lab.save(lab.model("dense"), lab.room / "online", words=("--quantization", "fp8"))
+    assert answer["status"] == "refused"
+    assert answer["reason"] == "save.online-quant"
+    assert not list((lab.room / "online").glob("*.safetensors"))
