@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from entrypoint.checkpoint import header
-from entrypoint.checkpoint.digest import Json, digest_bytes
+from entrypoint.checkpoint.digest import Json, digest_bytes, digest_file
 from entrypoint.checkpoint.fragment import Fragment, assemble, fragment_name
 from entrypoint.checkpoint.index import TensorEntry
 from entrypoint.checkpoint.key import Key
@@ -156,3 +157,43 @@ def shards(
         rank=rank, files=tuple(files), tensors=tuple(entries), decisions={"tied": False}, seconds=1
     )
     return fragment, blobs
+
+
+def make_large(root: Path, *, parts: int, part_bytes: int) -> Manifest:
+    """Publish one rank in `parts` files of `part_bytes` and a bit, written as a stream."""
+    root.mkdir(parents=True, exist_ok=True)
+    key = make_key(tp=1)
+    with begin(root, "large") as staged:
+        manifest = Manifest(
+            name="large",
+            key=key,
+            source=Source(name="test/large", revision=None, identity={}),
+            layout=layout_of(key),
+            files=tuple(_large_part(staged, part, part_bytes) for part in range(parts)),
+            decisions={},
+            proof=None,
+            save={},
+            created_at="2026-01-01T00:00:00Z",
+        )
+        staged.commit(manifest)
+    return manifest
+
+
+def _large_part(staged: Staging, part: int, size: int) -> FileEntry:
+    head, _ = header.encode([("weight", "U8", (size,), size)])
+    path = f"model-rank-0-part-{part}.safetensors"
+    block = random.Random(part).randbytes(1 << 24)  # noqa: S311 - test data
+    with os.fdopen(staged.create(path), "wb") as file:
+        file.write(head)
+        for offset in range(0, size, len(block)):
+            # No two blocks are equal: a disk that deduplicates must not help anyone.
+            file.write((offset.to_bytes(8, "little") + block[8:])[: size - offset])
+    return FileEntry(
+        path=path,
+        size=len(head) + size,
+        blake3=digest_file(staged.path / path),
+        role="weights",
+        rank=0,
+        part=part,
+        tensors=1,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from entrypoint.checkpoint.foreign import read_bounded
@@ -12,6 +13,8 @@ from entrypoint.store import tree
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.publish import ranks_held
 
+_LOOKS = 5
+_LOOK_SECONDS = 0.1
 _HINT = "collect old checkpoints (`shardboot gc`), or give the store more room"
 
 
@@ -21,7 +24,7 @@ def require_room(root: Path, needed: int, reserve: int, max_bytes: int | None) -
     A pod's limit is invisible to statvfs, hence the store's own bound.
     Raises: SpaceError with the numbers; StoreError.
     """
-    free = _free(root)
+    free = _free(root, needed + reserve)
     if needed + reserve > free:
         raise SpaceError(
             f"{root}: {needed} bytes needed and {reserve} kept in reserve, {free} free", hint=_HINT
@@ -35,13 +38,20 @@ def require_room(root: Path, needed: int, reserve: int, max_bytes: int | None) -
         )
 
 
-def _free(root: Path) -> int:
-    try:
-        status = os.statvfs(root)
-    except OSError as error:
-        raise StoreError(f"{root}: {error.strerror}") from error
-    # What an ordinary user may take; root's share is no room for us.
-    return status.f_bavail * status.f_frsize
+def _free(root: Path, wanted: int) -> int:
+    free = 0
+    for _ in range(_LOOKS):
+        try:
+            status = os.statvfs(root)
+        except OSError as error:
+            raise StoreError(f"{root}: {error.strerror}") from error
+        # What an ordinary user may take; root's share is no room for us.
+        free = status.f_bavail * status.f_frsize
+        if free >= wanted:
+            break
+        # XFS and btrfs give back what was just deleted a little later.
+        time.sleep(_LOOK_SECONDS)
+    return free
 
 
 def used_bytes(root: Path) -> int:

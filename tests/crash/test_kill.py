@@ -1,0 +1,122 @@
+"""SIGKILL while a checkpoint is saved, copied or committed: it is absent or complete."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import store_driver
+from checkpoints import make_checkpoint
+from store_contract import deep_verify, left_over
+from store_driver import ACTS, BIG, PHASES
+
+from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.staging import sweep
+
+KILLS = 40
+"""For each act; half at a random moment, half shortly after the start of a random phase."""
+
+
+def run_and_kill(act: str, root: Path, shared: Path, chance: random.Random, typical: float) -> str:
+    """Fork, act, kill; return the phase the kill came in, or "done"."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        store_driver.tell_phases(writing)
+        ACTS[act](root, shared)
+        os.write(writing, b"done\n")
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb", buffering=0) as phases:
+        seen = [phases.readline()]
+        if chance.random() < 0.5:
+            time.sleep(chance.uniform(0, typical))
+        else:
+            wanted = f"{chance.choice(PHASES)}\n".encode()
+            while seen[-1] not in (wanted, b"done\n", b""):
+                seen.append(phases.readline())
+            time.sleep(chance.uniform(0, 0.002))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        seen += phases.readlines()
+    return seen[-1].decode().strip()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    make_checkpoint(tmp_path / "shared", tensors=BIG)
+    return tmp_path / "shared"
+
+
+@pytest.mark.parametrize("act", ["save", "copy", "commit"])
+def test_a_kill_at_any_moment_leaves_it_absent_or_complete(
+    tmp_path: Path, shared: Path, act: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
+    chance = random.Random(seed)  # noqa: S311 - moments, not secrets
+    root = tmp_path / "local"
+    store = DirectoryStore(root)
+    root.mkdir()
+    started = time.monotonic()
+    ACTS[act](root, shared)
+    typical = time.monotonic() - started
+    landed: Counter[str] = Counter()
+    for _ in range(KILLS):
+        # From nothing in half the runs, else on what a killed one left behind.
+        if chance.random() < 0.5:
+            shutil.rmtree(root)
+            root.mkdir()
+        landed[run_and_kill(act, root, shared, chance, typical)] += 1
+        for name in store.names():
+            deep_verify(store, name)
+        ACTS[act](root, shared)
+        assert len(store.names()) == 1
+        deep_verify(store, store.names()[0])
+    sweep(root, -1)
+    assert left_over(store) == []
+    with capsys.disabled():
+        print(f"\n{act}: seed {seed}, {KILLS} kills: {dict(landed)}")
+    inside = KILLS - landed["done"]
+    assert inside > KILLS // 2, landed
+    assert len(landed.keys() - {"done"}) >= 3, landed
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize("call", ["fsync", "rename", "mkdir", "mkdirat", "fchmod"])
+def test_a_kill_at_each_call_of_a_commit_leaves_it_absent_or_complete(
+    tmp_path: Path, call: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The moments that chance hardly ever hits: before the n-th call, for every n."""
+    driver = [sys.executable, store_driver.__file__, "save"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    kills = 0
+    for number in range(1, 100):
+        root = tmp_path / str(number)
+        root.mkdir()
+        inject = f"inject={call}:signal=KILL:when={number}"
+        strace = ["strace", "-f", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject]
+        command = [*strace, *driver, str(root), "-"]
+        status = subprocess.run(command, env=environ, check=False).returncode
+        store = DirectoryStore(root)
+        for name in store.names():
+            deep_verify(store, name)
+        if status == 0:
+            break
+        kills += 1
+        ACTS["save"](root, root)
+        assert len(store.names()) == 1
+        deep_verify(store, store.names()[0])
+    else:
+        pytest.fail("there is no end to it")
+    with capsys.disabled():
+        print(f"\n{call}: {kills} kills, one before each call")
+    assert kills > 0

@@ -1,0 +1,69 @@
+"""A disk that fills up while a checkpoint is built: said with numbers, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkpoints import fill, make_checkpoint, make_key
+from mounts import mounted
+from store_contract import deep_verify, left_over
+from store_driver import BIG
+
+from entrypoint.errors import SpaceError
+from entrypoint.store import transfer
+from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.space import require_room
+from entrypoint.store.staging import sweep
+
+
+@pytest.fixture(params=["tmpfs", "ext4", "xfs"])
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DirectoryStore]:
+    """A store with room for a checkpoint of 12 MB, but not for two."""
+    with mounted(request.param, tmp_path, 300 if request.param == "xfs" else 30) as point:
+        root = point / "store"
+        root.mkdir()
+        free = os.statvfs(point).f_bavail * os.statvfs(point).f_frsize
+        ballast = os.open(point / "ballast", os.O_WRONLY | os.O_CREAT)
+        os.posix_fallocate(ballast, 0, free - (18 << 20))
+        os.close(ballast)
+        yield DirectoryStore(root)
+
+
+def test_a_save_into_a_full_disk_leaves_the_store_clean(small: DirectoryStore) -> None:
+    first = make_checkpoint(small.root, tensors=BIG)
+
+    def save() -> None:
+        with small.stage("tiny") as staged:
+            staged.commit(fill(staged, make_key(), tensors=BIG, seed=1))
+
+    with pytest.raises(SpaceError, match=r"No space left on device: \d+ bytes free"):
+        save()
+    assert small.names() == [first.name]
+    deep_verify(small, first.name)
+    assert left_over(small) == []
+
+
+def test_a_copy_into_a_full_disk_says_what_is_needed(small: DirectoryStore, tmp_path: Path) -> None:
+    first = make_checkpoint(small.root, tensors=BIG)
+    manifest = make_checkpoint(tmp_path / "shared", tensors=BIG, seed=1)
+    shared = DirectoryStore(tmp_path / "shared")
+
+    def pull() -> None:
+        with small.stage(manifest.name) as staged:
+            transfer.copy(shared, manifest.name, manifest, manifest.files, staged)
+            staged.commit(manifest)
+
+    with pytest.raises(SpaceError, match=r"\d+ more bytes needed, \d+ bytes free"):
+        pull()
+    assert small.names() == [first.name]
+    assert left_over(small) == []
+    with pytest.raises(SpaceError, match=f"{manifest.size} bytes needed"):
+        require_room(small.root, manifest.size, 0, None)
+    small.retire(first.name)
+    assert len(sweep(small.root, 60)) == 1
+    require_room(small.root, manifest.size, 0, None)
+    pull()
+    deep_verify(small, manifest.name)

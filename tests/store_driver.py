@@ -1,0 +1,89 @@
+"""The three ways a checkpoint comes to be, as a process of its own that may be killed.
+
+python tests/store_driver.py ACT ROOT SHARED     ACT: save, copy, push or commit
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from checkpoints import Tensor, fill, make_key
+
+from entrypoint.checkpoint.manifest import decode
+from entrypoint.store import publish, transfer
+from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.staging import join
+
+BIG: tuple[Tensor, ...] = tuple((f"layers.{n}.weight", "U8", (1 << 20,), 1 << 20) for n in range(6))
+
+PHASES = ("build", "check", "durable", "manifest", "rename", "published")
+
+
+def save(root: Path, _: Path) -> None:
+    store = DirectoryStore(root)
+    with store.stage("tiny") as staged:
+        staged.commit(fill(staged, make_key(), tensors=BIG))
+
+
+def copy(root: Path, shared: Path) -> None:
+    source, store = DirectoryStore(shared), DirectoryStore(root)
+    (name,) = source.names()
+    manifest = decode(source.read_manifest(name))
+    with store.stage(name) as staged:
+        transfer.copy(source, name, manifest, manifest.files, staged)
+        staged.commit(manifest)
+
+
+def push(root: Path, shared: Path) -> None:
+    copy(shared, root)
+
+
+def commit(root: Path, _: Path) -> None:
+    """Commit what others have built, as the last rank of a server does."""
+    with DirectoryStore(root).stage("tiny") as owner:
+        manifest = fill(owner, make_key(), tensors=BIG)
+        owner.disown()
+    with join(owner.path) as staged:
+        staged.commit(manifest)
+
+
+ACTS: dict[str, Callable[[Path, Path], None]] = {
+    "save": save,
+    "copy": copy,
+    "push": push,
+    "commit": commit,
+}
+
+
+def tell_phases(descriptor: int) -> None:
+    """Write a line to `descriptor` whenever a phase begins, in this process only."""
+    published = False
+
+    def wrap(phase: str, name: str) -> None:
+        function: Callable[..., Any] = getattr(publish, name)
+
+        def call(*arguments: Any) -> Any:
+            nonlocal published
+            # After the rename one call is left, on the root; earlier ones are inside other phases.
+            if phase != "published" or published:
+                os.write(descriptor, f"{phase}\n".encode())
+            result = function(*arguments)
+            published = published or phase == "rename"
+            return result
+
+        setattr(publish, name, call)
+
+    os.write(descriptor, b"build\n")
+    wrap("check", "check")
+    wrap("durable", "make_durable")
+    wrap("manifest", "_write")
+    wrap("rename", "_rename")
+    wrap("published", "fsync_directory")
+
+
+if __name__ == "__main__":
+    ACTS[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
