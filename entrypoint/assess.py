@@ -19,6 +19,7 @@ from entrypoint.model.identity import Identity, last_remembered, read_in_full, r
 from entrypoint.model.survey import Survey, survey
 from entrypoint.plan import Obstacle, Policy, Situation
 from entrypoint.state.memory import Memory
+from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejection, Rejections
 from entrypoint.store.base import open_store
 from entrypoint.store.directory import DirectoryStore
@@ -173,7 +174,10 @@ def _situation(
         directory = Path(str(source.here.directory))
         # The checkpoint is its own source: whatever model it holds is the model meant.
         itself = Wanted(
-            resolution.key, lambda _: True, rejections_by(settings), name=directory.name
+            resolution.key,
+            lambda _: True,
+            rejections_by(settings, resolution),
+            name=directory.name,
         )
         local = look(DirectoryStore(directory.parent), itself, memory)
     elif obstacle is None:
@@ -192,7 +196,7 @@ def _situation(
         shared=shared,
         no_checkpoint=obstacle,
         no_copy=None if found else unwritable(settings),
-        no_save=None if found else unsavable(settings, source),
+        no_save=None if found else unsavable(settings, resolution, source),
         has_source=not is_checkpoint,
     )
 
@@ -204,16 +208,37 @@ def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> W
     return Wanted(
         resolution.key,
         lambda manifest: source.is_same_model(manifest, named=named),
-        rejections_by(settings),
+        rejections_by(settings, resolution),
         name=settings.checkpoint,
         likely=likely,
     )
 
 
-def rejections_by(settings: Settings) -> Callable[[Manifest], Rejection | None]:
-    """Return how to ask whether a manifest is rejected."""
-    rejections = Rejections(settings.state_dir)
-    return lambda manifest: rejections.find(manifest.digest)
+def proof_needed(settings: Settings, resolution: Resolution) -> str:
+    """Return why a checkpoint must be proved before it is served, or ""."""
+    match settings.prove:
+        case "always":
+            return "--prove always"
+        case "never":
+            return ""
+        case "auto":
+            return resolution.unruled
+
+
+def rejections_by(
+    settings: Settings, resolution: Resolution
+) -> Callable[[Manifest], Rejection | None]:
+    """Return how to ask whether a manifest is rejected, or still unproved."""
+    rejections, proofs = Rejections(settings.state_dir), Proofs(settings.state_dir)
+    needed = proof_needed(settings, resolution)
+
+    def rejection(manifest: Manifest) -> Rejection | None:
+        found = rejections.find(manifest.digest)
+        if found or not needed or manifest.proof or proofs.find(manifest.digest):
+            return found
+        return Rejection("unproven", f"{needed}: never proved to load to the source's state")
+
+    return rejection
 
 
 def unservable(resolution: Resolution, source: SourceView) -> Obstacle | None:
@@ -254,7 +279,7 @@ def unwritable(settings: Settings) -> Obstacle | None:
     return Obstacle("local.unwritable", text, 60)
 
 
-def unsavable(settings: Settings, source: SourceView) -> Obstacle | None:
+def unsavable(settings: Settings, resolution: Resolution, source: SourceView) -> Obstacle | None:
     """Return why no checkpoint can be saved here."""
     if source.here.timed_out:
         return Obstacle("source.hung", f"{source.here.word} does not answer", 30)
@@ -263,4 +288,8 @@ def unsavable(settings: Settings, source: SourceView) -> Obstacle | None:
         return Obstacle("source.absent", text, 31)
     if source.here.is_checkpoint:
         return Obstacle("source.checkpoint", "a checkpoint cannot be saved from a checkpoint", 22)
+    key = replace(resolution.key, model=source.identity.ways.get("blake3", ""))
+    if (earlier := Rejections(settings.state_dir).find(key.digest)) is not None:
+        text = f"an earlier save of this very key failed its proof: {earlier.reason}"
+        return Obstacle("save.unproven", text, 51)
     return unwritable(settings)

@@ -30,18 +30,18 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all commands, in the order in which a newcomer meets them."""
-        from entrypoint import operate  # noqa: PLC0415 - see the class
-
-        return [*super().list_commands(ctx), *operate.COMMANDS]
+        return [*super().list_commands(ctx), *_operator_commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by name."""
         own = super().get_command(ctx, cmd_name)
-        if own is not None:
-            return own
-        from entrypoint import operate  # noqa: PLC0415 - see the class
+        return own or _operator_commands().get(cmd_name)
 
-        return operate.COMMANDS.get(cmd_name)
+
+def _operator_commands() -> dict[str, click.Command]:
+    from entrypoint import inventory, operate  # noqa: PLC0415 - a hit needs neither
+
+    return operate.COMMANDS | inventory.COMMANDS
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

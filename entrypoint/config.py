@@ -21,6 +21,7 @@ SWITCH = "SHARDBOOT"
 OnMiss = Literal["save", "source", "refuse"]
 OnFailure = Literal["serve-source", "refuse"]
 Verify = Literal["size", "deep"]
+Prove = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class Settings:
     size_per_file: int
     save_timeout: float
     quarantine_after: int
+    prove: Prove
     publish: bool
     verify: Verify
     checkpoint: str | None
@@ -222,6 +224,13 @@ OPTIONS: tuple[Option, ...] = (
         _count,
         "boots in a row that died while loading a checkpoint before it is given up",
         "COUNT",
+    ),
+    Option(
+        "prove",
+        "auto",
+        _one_of("auto", "always", "never"),
+        "prove a save against the source before serving it: all but plain dense ones, all, none",
+        "auto|always|never",
     ),
     Option("publish", "no", _switch, "push a fresh save to the shared store before serving"),
     Option(

@@ -1,8 +1,7 @@
-"""Operator commands: the same decision as `serve`, one step of it, or a look at the stores."""
+"""Commands that take a boot apart: the same decision as `serve`, or one step of it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, Final, assert_never
 
@@ -20,33 +19,12 @@ from entrypoint.checkpoint.finding import (
     Rejected,
     Unreachable,
 )
-from entrypoint.checkpoint.inspect import verify_deep
 from entrypoint.checkpoint.manifest import Manifest
-from entrypoint.config import Settings
 from entrypoint.errors import (
-    ConfigError,
-    DamagedError,
-    ManifestError,
-    NotFoundError,
     RefusedError,
-    ShardbootError,
 )
-from entrypoint.log import human_bytes
-from entrypoint.options import WordsCommand, new_boot, read_settings, with_settings
+from entrypoint.options import WordsCommand, emit, new_boot, with_format, with_settings
 from entrypoint.plan import Action, decide, in_words
-from entrypoint.state.memory import Memory
-from entrypoint.store.base import open_store
-from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.look import check, find_by_name
-
-with_format = click.option(
-    "--format", "output", type=click.Choice(["text", "json"]), default="text", help="how to print"
-)
-
-
-def emit(output: str, value: Json, text: str) -> None:
-    """Print a result for programs or for people."""
-    click.echo(json.dumps(value, indent=2) if output == "json" else text)
 
 
 @click.command(cls=WordsCommand)
@@ -172,118 +150,18 @@ def push(ctx: click.Context, /, output: str, **flags: Any) -> None:
     emit(output, value, f"{published.name}: in the shared store")
 
 
-def store_of(settings: Settings, *, shared: bool) -> DirectoryStore:
-    """Return the store that a command looks after. Raises: ConfigError."""
-    modes = {"dir_mode": settings.dir_mode, "file_mode": settings.file_mode}
-    if not shared:
-        return DirectoryStore(settings.local_dir, **modes)
-    if settings.shared is None:
-        msg = "there is no shared store"
-        raise ConfigError(msg, hint="name it with SHARDBOOT_SHARED")
-    return open_store(settings.shared, **modes)
-
-
-def for_stores(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command what looking after a store takes: which one, where, and how to print."""
-    shared = click.option(
-        "--shared", "in_shared", is_flag=True, help="the shared store (SHARDBOOT_SHARED)"
-    )
-    places = with_settings(command, only=("local_dir", "state_dir"))
-    return with_format(shared(places))
-
-
-@click.command("list")
-@for_stores
+@click.command(cls=WordsCommand)
+@with_format
+@with_settings
 @click.pass_context
-def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> None:
-    """List all complete checkpoints, newest first."""
-    store = store_of(read_settings(flags, ctx.obj["environ"]), shared=in_shared)
-    rows: list[Json] = []
-    lines: list[str] = []
-    for name in store.names():
-        try:
-            manifest = find_by_name(store, name, store.where)
-        except (ManifestError, NotFoundError) as error:
-            rows.append({"name": name, "error": str(error)})
-            lines.append(f"{name}  unreadable: {error}")
-            continue
-        rows.append(
-            {
-                "name": name,
-                "bytes": manifest.size,
-                "files": len(manifest.files),
-                "created_at": manifest.created_at,
-                "manifest": manifest.digest,
-            }
-        )
-        lines.append(f"{name}  {human_bytes(manifest.size)}  {manifest.created_at}")
-    emit(output, rows, "\n".join(lines) or f"{store.where}: no checkpoints")
-
-
-@click.command()
-@click.argument("name")
-@for_stores
-@click.pass_context
-def show(ctx: click.Context, /, name: str, output: str, in_shared: bool, **flags: Any) -> None:
-    """Show what a checkpoint is: key, source, layout, files."""
-    store = store_of(read_settings(flags, ctx.obj["environ"]), shared=in_shared)
-    manifest = find_by_name(store, name, store.where)
-    document = manifest.to_json() | {"blake3": manifest.digest, "path": str(store.path(name))}
-    lines = [f"{manifest.name}", f"  source  {manifest.source.name}"]
-    lines += [f"  {field:<20}{value}" for field, value in manifest.key.to_json().items() if value]
-    lines += [f"  {human_bytes(entry.size):>10}  {entry.path}" for entry in manifest.files]
-    emit(output, document, "\n".join(lines))
-
-
-@click.command()
-@click.argument("name", required=False)
-@click.option("--deep", is_flag=True, help="read every byte, not only sizes and headers")
-@for_stores
-@click.pass_context
-def verify(
-    ctx: click.Context,
-    /,
-    name: str | None,
-    deep: bool,
-    output: str,
-    in_shared: bool,
-    **flags: Any,
-) -> None:
-    """Check one checkpoint, or all, against their manifests. Exit 21 if any is damaged."""
-    settings = read_settings(flags, ctx.obj["environ"])
-    store = store_of(settings, shared=in_shared)
-    results = {
-        each: _verify_one(store, each, deep=deep, memory=Memory(settings.state_dir))
-        for each in ([name] if name else store.names())
-    }
-    value: Json = [{"name": n, "discrepancies": list(wrong)} for n, wrong in results.items()]
-    text = "\n".join(f"{n}: {wrong[0] if wrong else 'complete'}" for n, wrong in results.items())
-    emit(output, value, text or f"{store.where}: no checkpoints")
-    damaged = [n for n, wrong in results.items() if wrong]
-    if damaged:
-        msg = f"{store.where}: damaged: {', '.join(damaged)}"
-        raise DamagedError(msg, hint="boot copies or saves it again under the next generation")
-
-
-def _verify_one(store: DirectoryStore, name: str, *, deep: bool, memory: Memory) -> tuple[str, ...]:
-    try:
-        manifest = find_by_name(store, name, store.where)
-    except NotFoundError:
-        raise
-    except ShardbootError as error:
-        return (str(error),)
-    if deep:
-        return verify_deep(store.path(name), manifest, manifest.layout.ranks)
-    finding = check(store.path(name), manifest, memory)
-    match finding:
-        case Damaged(discrepancies=wrong):
-            return wrong
-        case Unreachable(error=text):
-            return (text,)
-        case _:
-            return ()
+def prove(ctx: click.Context, /, output: str, **flags: Any) -> None:
+    """Prove that the local checkpoint loads to the source's state. Exit 51 if it does not."""
+    this = new_boot(flags, ctx.obj["words"], ctx.obj["environ"])
+    manifest = steps.prove_here(this, assess(this))
+    value: Json = {"checkpoint": {"name": manifest.name}, "proved": True}
+    emit(output, value, f"{manifest.name}: loads to the source's state")
 
 
 COMMANDS: Final[dict[str, click.Command]] = {
-    command.name or "": command for command in (plan, save, pull, push, list_, show, verify)
+    command.name or "": command for command in (plan, save, pull, push, prove)
 }

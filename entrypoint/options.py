@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +11,7 @@ import click
 
 from entrypoint import boot, config
 from entrypoint.assess import Boot
+from entrypoint.checkpoint.digest import Json
 from entrypoint.config import OPTIONS, Settings
 from entrypoint.errors import ConfigError
 from entrypoint.log import Log
@@ -21,6 +23,16 @@ WORDS_HELP: Final = (
     "Everything from the first word that is not an option above goes to `vllm serve` as it is; "
     "see `vllm serve --help=all` for those."
 )
+
+
+with_format = click.option(
+    "--format", "output", type=click.Choice(["text", "json"]), default="text", help="how to print"
+)
+
+
+def emit(output: str, value: Json, text: str) -> None:
+    """Print a result for programs or for people."""
+    click.echo(json.dumps(value, indent=2) if output == "json" else text)
 
 
 class WordsCommand(click.Command):

@@ -16,20 +16,21 @@ from typing import Final, cast
 
 from blake3 import blake3
 
-from entrypoint import child
+from entrypoint import child, prover
 from entrypoint.checkpoint import fragment
 from entrypoint.checkpoint.digest import PIECE_BYTES, Json
 from entrypoint.checkpoint.fragment import Fragment, fragment_name
 from entrypoint.checkpoint.layout import checkpoint_name, layout_of
-from entrypoint.checkpoint.manifest import FileEntry, Manifest, Source
+from entrypoint.checkpoint.manifest import INDEX, MANIFEST, FileEntry, Manifest, Source
 from entrypoint.config import Settings
 from entrypoint.engine.executable import Executable, with_plugin
 from entrypoint.engine.resolution import Resolution
-from entrypoint.errors import SaveError, ShardbootError
+from entrypoint.errors import ProofError, SaveError, ShardbootError
 from entrypoint.model import identity as model_identity
 from entrypoint.model.identity import Identity
 from entrypoint.model.survey import Survey, survey
 from entrypoint.state.memory import Memory
+from entrypoint.state.rejections import Rejections
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.staging import Staging, write_all
 
@@ -50,6 +51,8 @@ class Order:
     identity: Identity
     memory: Memory
     log_file: Path
+    proof_needed: str
+    say: Callable[[str], None]
     on_progress: Callable[[int, int], None]
 
 
@@ -80,9 +83,38 @@ def save(order: Order, store: DirectoryStore) -> Manifest:
             save=_about(order, time.monotonic() - started),
             created_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         )
-        staging.write_file("index.json", index_bytes)
+        staging.write_file(INDEX, index_bytes)
+        if order.proof_needed:
+            manifest = replace(manifest, proof=_prove(order, staging, manifest))
         result = staging.commit(manifest)
     return manifest.renamed(result.name)
+
+
+def _prove(order: Order, staging: Staging, manifest: Manifest) -> dict[str, Json]:
+    """Prove what lies in staging, before it gets a name; the loader needs a manifest for that.
+
+    Raises: ProofError, after the key has been rejected, so that no boot tries the same again.
+    """
+    order.say(f"{manifest.name}: {order.proof_needed}, so it is proved before it is served")
+    bench = prover.Bench(
+        engine=order.engine,
+        words=order.words,
+        environ=order.environ,
+        resolution=order.resolution,
+        work=staging.path,
+        logs=order.log_file.parent,
+        timeout=order.settings.save_timeout,
+        say=order.say,
+    )
+    source = prover.read_evidence(staging.path, "source", manifest.layout.ranks)
+    staging.write_file(MANIFEST, manifest.encode())
+    try:
+        return prover.prove(bench, staging.path, manifest, source)
+    except ProofError as error:
+        Rejections(order.settings.state_dir).add(manifest.key.digest, "unproven", str(error))
+        raise
+    finally:
+        (staging.path / MANIFEST).unlink()
 
 
 class _Reading(threading.Thread):
@@ -123,6 +155,10 @@ def _run_child(order: Order, staging: Staging) -> None:
             last = time.monotonic()
             order.on_progress(_bytes_in(staging.path), expected)
 
+    if order.proof_needed:
+        environ = prover.environ_for(order.environ, "source")
+    else:
+        environ = with_plugin(order.environ)
     with order.log_file.open("wb") as log:
         outcome = child.ask(
             [order.engine.interpreter, "-P", "-m", SAVE_MODULE],
@@ -131,8 +167,9 @@ def _run_child(order: Order, staging: Staging) -> None:
                 "staging": str(staging.path),
                 "size_per_file": settings.size_per_file,
                 "file_mode": settings.file_mode,
+                "record": bool(order.proof_needed),
             },
-            environ=with_plugin(order.environ),
+            environ=environ,
             log=log,
             timeout=settings.save_timeout,
             on_tick=tick,

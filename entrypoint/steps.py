@@ -9,15 +9,18 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from entrypoint.assess import Assessment, Boot, assess
+from entrypoint.assess import Assessment, Boot, assess, proof_needed
 from entrypoint.checkpoint.digest import digest_json
-from entrypoint.checkpoint.finding import Complete, Damaged
+from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
 from entrypoint.checkpoint.manifest import Manifest
-from entrypoint.errors import ConfigError, NotFoundError, ShardbootError
+from entrypoint.errors import ConfigError, NotFoundError, ProofError, ShardbootError
 from entrypoint.log import Log, human_bytes
-from entrypoint.plan import Action, decide
+from entrypoint.plan import Action, decide, in_words
+from entrypoint.state.proofs import Proofs
+from entrypoint.state.rejections import Rejections
 from entrypoint.store import lock
 from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.look import find_by_name
 
 PROGRESS_SECONDS: Final = 5.0
 
@@ -116,6 +119,8 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
         identity=assessment.source.identity,
         memory=boot.memory,
         log_file=settings.state_dir / "logs" / f"save-{log.boot}.log",
+        proof_needed=proof_needed(settings, resolution),
+        say=lambda text: log.line("prove", text),
         on_progress=on_progress,
     )
     manifest = saver.save(order, assessment.local_store)
@@ -171,6 +176,42 @@ class _Progress:
             f"{self._verb}.done",
             f"{text}: {human_bytes(self._total)} in {seconds:.1f} s, {rate}/s",
         )
+
+
+def prove_here(boot: Boot, assessment: Assessment) -> Manifest:
+    """Prove the local checkpoint that fits, and remember it by its manifest.
+
+    Raises: ProofError, after the checkpoint has been rejected; NotFoundError.
+    """
+    from entrypoint import prover  # noqa: PLC0415 - a hit does not need it
+
+    resolution, settings = assessment.resolution, boot.settings
+    local = assessment.situation.local
+    if resolution is None or not isinstance(local, (Complete, Rejected)):
+        msg = f"there is no local checkpoint to prove: {in_words('local', local)}"
+        raise NotFoundError(msg, hint="`shardboot save` makes one, and proves it")
+    name = local.manifest.name if isinstance(local, Complete) else local.name
+    store = assessment.local_store
+    manifest = find_by_name(store, name, store.where)
+    with store.stage(name) as work:
+        bench = prover.Bench(
+            engine=assessment.engine,
+            words=boot.words,
+            environ=boot.environ,
+            resolution=resolution,
+            work=work.path,
+            logs=settings.state_dir / "logs",
+            timeout=settings.save_timeout,
+            say=lambda text: boot.log.line("prove", text),
+        )
+        try:
+            proof = prover.prove(bench, store.path(name), manifest, None)
+        except ProofError as error:
+            Rejections(settings.state_dir).add(manifest.digest, "unproven", str(error))
+            raise
+    Proofs(settings.state_dir).add(manifest.digest, proof)
+    Rejections(settings.state_dir).remove(manifest.digest)
+    return manifest
 
 
 def wanted_checkpoint(boot: Boot, assessment: Assessment) -> Manifest:

@@ -6,6 +6,7 @@ is remembered under a digest of all that went in (milliseconds).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +49,37 @@ class Resolution:
     draft: str
     kind: Mapping[str, bool]
 
+    @property
+    def unruled(self) -> str:
+        """Return why a structural check is not enough to trust a checkpoint; "" for dense models.
+
+        Quantized, MoE and the like have weights that vLLM works on further after loading.
+        """
+        kinds = [name for name, is_so in sorted(self.kind.items()) if is_so]
+        if self.draft != "none":
+            kinds.append("draft")
+        if not tried(self.key.vllm):
+            kinds.append("untried vLLM")
+        return ", ".join(kinds).replace("_", " ")
+
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """vLLM does not take these words: it shall say so itself."""
 
     message: str
+
+
+OLDEST_TRIED: Final = (0, 27)
+NEWEST_TRIED: Final = (0, 32)
+
+
+def tried(version: str) -> bool:
+    """Whether this vLLM lies between the oldest and the newest that checkpoints were tried with."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
+        return False
+    return OLDEST_TRIED <= (int(match[1]), int(match[2])) <= NEWEST_TRIED
 
 
 def resolve(
