@@ -2,8 +2,9 @@
 
     python tests/models.py KIND DIRECTORY [--hidden 256] [--layers 4] [--seed 0]
 
-Their greedy tokens vary over every prompt (`ignore_eos`), so that a wrong weight shows. Every
-dimension divides by two, so TP=2 works. Importing this module imports nothing heavy.
+Their greedy tokens vary over every prompt (`ignore_eos`), so that a wrong weight shows. Compare
+them at one TP, one request at a time: top logits are sometimes equal in bf16. Every dimension
+divides by two, so TP=2 works. Importing this module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ AWQ_GROUP: Final = 64
 # The place of each of eight consecutive outputs in one int32 of an AWQ file, lowest bits first.
 AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 # Weights have a standard deviation of GAIN / sqrt(inputs). Default inits (0.02) give one token over
-# and over: nearly every wrong weight would pass. Above 3, rounding alone changes the tokens: TP=2
-# would answer otherwise than TP=1.
+# and over: nearly every wrong weight would pass. Above 3, rounding alone changes a dense
+# model's tokens between TP=1 and TP=2 (routing and int8 activations make it so at any gain).
 GAIN: Final = 2.0
 BYTES_PER_FILE: Final = 1 << 30
 
