@@ -1,0 +1,178 @@
+"""One boot of a real server, from its start to its first answer: for tests and for scripts/demo.
+
+The standard library alone, so that scripts/demo can import it before anything is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from processes import RUN_SECONDS, Program, ProgramError
+
+FLAGS: Final = ("--enforce-eager", "--max-model-len", "512", "--dtype", "bfloat16")
+POLL_SECONDS: Final = 0.1
+TOKENS: Final = 24
+TIERS: Final = {"save": "saved", "copy": "shared", "reuse": "local"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A greedy completion."""
+
+    tokens: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Boot:
+    """One boot. `tier` is saved, local, shared or plain; seconds count from the process's start.
+
+    `execed`: when shardboot had nothing more to do than to become vLLM.
+    """
+
+    tier: str
+    reason: str
+    execed: float
+    healthy: float
+    answered: float
+    answer: Answer
+    pid: int
+
+
+def environment(tp: int = 1) -> dict[str, str]:
+    """Return this process's environment as real vLLM on the CPU needs it, none of ours in it.
+
+    With VLLM_PORT gone, vLLM asks the kernel for every internal port.
+    """
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "SHARDBOOT"))}
+    binaries = Path(sys.executable).parent
+    return kept | {
+        "PATH": f"{binaries}{os.pathsep}{kept.get('PATH', os.defpath)}",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(rank % 2) for rank in range(tp)),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class Server(Program):
+    """A program that serves HTTP as vLLM does, on a free port."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        """Start `command` with the port's words added; its output goes to `log`."""
+        self.port = free_port()
+        super().__init__([*command, "--host", "127.0.0.1", "--port", str(self.port)], environ, log)
+
+    def wait_until_healthy(self, on_tick: Callable[[], None] = lambda: None) -> float:
+        """Return the seconds from start until /health answers. Raises: ProgramError."""
+        while True:
+            on_tick()
+            status = self.process.poll()
+            if status is not None:
+                raise ProgramError(f"ended with status {status}:\n{self.last_lines()}")
+            if time.monotonic() - self.started > RUN_SECONDS:
+                raise ProgramError(f"no /health in {RUN_SECONDS:.0f} s:\n{self.last_lines()}")
+            with contextlib.suppress(OSError):
+                self._request("/health", None)
+                return time.monotonic() - self.started
+            time.sleep(POLL_SECONDS)
+
+    def complete(self, model: str, prompt: str) -> Answer:
+        """Return the greedy completion of `prompt`. Raises: ProgramError."""
+        request = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        try:
+            answer = json.loads(self._request("/v1/completions", request))
+        except urllib.error.HTTPError as error:
+            raise ProgramError(f"{error}: {error.read().decode(errors='replace')}") from None
+        except OSError as error:
+            raise ProgramError(f"{error}:\n{self.last_lines()}") from None
+        (choice,) = answer["choices"]
+        return Answer(tuple(choice["token_ids"]), choice["text"])
+
+    def _request(self, path: str, body: Any) -> bytes:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        # Not through a proxy, whatever the environment says.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=60) as response:
+            answer: bytes = response.read()
+        return answer
+
+
+def boot(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    log: Path,
+    *,
+    model: str,
+    prompt: str,
+    hear: Callable[[str], None] = lambda _: None,
+) -> Boot:
+    """Start a server, wait for /health, ask it once, stop it; `hear` gets what shardboot says.
+
+    shardboot is expected to log JSON; any other server is a plain one. Raises: ProgramError.
+    """
+    told = 0
+
+    def listen() -> None:
+        nonlocal told
+        said = list(events(log))
+        for event in said[told:]:
+            hear(f"{event['event']}: {event['message']}")
+        told = len(said)
+
+    clock = time.time()
+    with Server(command, environ, log) as server:
+        healthy = server.wait_until_healthy(listen)
+        answer = server.complete(model, prompt)
+        answered = time.monotonic() - server.started
+    tier, reason = decision(log)
+    execed = max((event["time"] - clock for event in events(log)), default=0.0)
+    return Boot(tier, reason, execed, healthy, answered, answer, server.process.pid)
+
+
+def events(log: Path) -> Iterator[dict[str, Any]]:
+    """Yield what shardboot said in `log`, among vLLM's own lines."""
+    for line in log.read_text(errors="replace").splitlines():
+        if line.startswith('{"time":'):
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict) and {"event", "message"} <= event.keys():
+                    yield event
+
+
+def decision(log: Path) -> tuple[str, str]:
+    """Return the tier of a boot, and the reason code of the action that it was named by."""
+    steps = [event for event in events(log) if "action" in event]
+    if not steps or steps[-1]["action"] != "reuse":
+        return "plain", steps[-1]["event"] if steps else ""
+    return TIERS[steps[0]["action"]], steps[0]["event"]
