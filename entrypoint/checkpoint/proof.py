@@ -121,7 +121,8 @@ def _excused(left: Item, right: Item, control: Evidence | None, name: str) -> bo
     if again is None or again.digest == left.digest:
         return False
     step = RECOMPUTED_STEP if left.is_recomputed else 0.0
-    return _distance(left, right) <= max(SLACK * _distance(left, again), step)
+    distance = _distance(left, right)
+    return math.isfinite(distance) and distance <= max(SLACK * _distance(left, again), step)
 
 
 def _distance(left: Item, right: Item) -> float:
