@@ -54,19 +54,14 @@ class DirectoryStore:
 
         Raises: NotFoundError; StoreError; ManifestError for a name with a path in it.
         """
-        descriptor = self.open(name, MANIFEST)
         try:
-            data = bytearray()
-            while len(data) <= MAX_MANIFEST_BYTES:
-                piece = os.read(descriptor, 1 << 20)
-                if not piece:
-                    return bytes(data)
-                data += piece
+            with os.fdopen(self.open(name, MANIFEST), "rb") as file:
+                data = file.read(MAX_MANIFEST_BYTES + 1)
         except OSError as error:
             raise self._failure(error, f"{name}/{MANIFEST}") from error
-        finally:
-            os.close(descriptor)
-        raise StoreError(f"{self.root / name / MANIFEST}: more than {MAX_MANIFEST_BYTES} bytes")
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise StoreError(f"{self.root / name / MANIFEST}: more than {MAX_MANIFEST_BYTES} bytes")
+        return data
 
     def open(self, name: str, path: str) -> int:
         """Return a descriptor of a regular file for positional reads; no link is followed.

@@ -71,7 +71,9 @@ class Staging:
                 # Published, it is not under this name any more.
                 tree.remove(self.path)
         finally:
-            os.close(self._directory)
+            # The mount may be gone, and whatever went wrong before matters more.
+            with contextlib.suppress(OSError):
+                os.close(self._directory)
 
     def disown(self) -> None:
         """Leave the directory behind for processes that outlive this one; they commit it."""

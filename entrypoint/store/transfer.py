@@ -132,7 +132,8 @@ def _copy_file(work: _Work, entry: FileEntry, buffer: memoryview) -> None:
         try:
             _copy_pieces(work, entry, reader, descriptor, buffer)
         finally:
-            os.close(descriptor)
+            with work.staging.writing(entry.path):
+                os.close(descriptor)
     finally:
         reader.close()
 
@@ -231,6 +232,8 @@ class _Reader:
             os.posix_fadvise(self.descriptor, offset, count, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            # A dead mount answers even this with an error; nothing read can be lost by it.
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

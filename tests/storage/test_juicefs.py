@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 import store_driver
-from checkpoints import make_checkpoint
+from checkpoints import make_checkpoint, make_large
 from store_contract import StoreContract, deep_verify, left_over
 from store_driver import BIG
 
@@ -141,3 +142,41 @@ def test_a_sweep_on_one_node_spares_what_the_other_builds(nodes: Nodes) -> None:
             time.sleep(0.1)
         assert sweep(there.root, 3600) == []
         assert (staged.path / "note").read_bytes() == b"1"
+
+
+def test_a_mount_that_dies_under_a_copy_is_said_soon(nodes: Nodes, tmp_path: Path) -> None:
+    program, meta = juicefs(), f"sqlite3://{nodes.one.parent}/meta.db"
+    here, _ = stores(nodes, "dies")
+    manifest = make_large(here.root, parts=2, part_bytes=256 << 20)
+    (tmp_path / "local").mkdir()
+    local = DirectoryStore(tmp_path / "local")
+    mount = [program, "mount", "--no-usage-report", f"--cache-dir={tmp_path}/cache"]
+    with (tmp_path / "log").open("wb") as log:
+        node = subprocess.Popen(
+            [*mount, meta, str(tmp_path / "third")], stderr=log, start_new_session=True
+        )
+    there = DirectoryStore(tmp_path / "third" / "dies")
+    killed: list[float] = []
+
+    def kill(_: int) -> None:
+        if not killed:
+            os.killpg(node.pid, signal.SIGKILL)
+            killed.append(time.monotonic())
+
+    try:
+        deadline = time.monotonic() + 20
+        while not there.root.is_dir():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        with (
+            pytest.raises(StoreError, match=str(there.root)),
+            local.stage(manifest.name) as staged,
+        ):
+            transfer.copy(there, manifest.name, manifest, manifest.files, staged, kill)
+        assert time.monotonic() - killed[0] < 5
+    finally:
+        node.kill()
+        node.wait()
+        subprocess.run(["umount", "--lazy", str(tmp_path / "third")], check=False)
+    assert local.names() == []
+    assert left_over(local) == []
