@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from entrypoint.errors import DamagedError
-from entrypoint.vllm_plugin.memory import BLOCK_BYTES, blocks, is_direct, memory_of
+from entrypoint.vllm_plugin.memory import BLOCK_BYTES, blocks, is_direct, memory_of, populate
 
 THREADS = 4
 """More than enough for local disks; with a buffer each, at most 64 MiB of buffers."""
@@ -65,6 +65,7 @@ class _Buffers:
 
     def fill(self, descriptor: int, path: Path, block: torch.Tensor, offset: int) -> int:
         if is_direct(block):
+            populate(block)
             _read(descriptor, memory_of(block), offset, path)
             return block.nbytes
         buffer = self._buffer(max(block.nbytes, BLOCK_BYTES), pinned=block.device.type == "cuda")
@@ -89,8 +90,3 @@ def _read(descriptor: int, memory: memoryview, offset: int, path: Path) -> None:
             raise DamagedError(f"{path}: ends at byte {offset}, {len(memory)} bytes too early")
         memory = memory[count:]
         offset += count
-
-
-def total_bytes(state: Mapping[str, torch.Tensor]) -> int:
-    """Return how many bytes a rank's tensors take."""
-    return sum(tensor.nbytes for tensor in state.values())

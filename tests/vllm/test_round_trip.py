@@ -19,8 +19,9 @@ def farthest(left: Any, right: Any) -> float:
     return float(max(distances))
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "tp"), [(kind, tp) for kind in KINDS for tp in (1, 2)] + [("untied", 1)]
+)
 def test_checkpoint_gives_the_state_and_the_answers_of_its_source(
     kind: str, tp: int, lab: Any
 ) -> None:
