@@ -148,6 +148,13 @@ class StoreContract:
         deep_verify(store, first.name)
         assert not (store.path(first.name) / "have.json").exists()
 
+    def test_ranks_that_only_the_one_there_holds_are_kept(self, store: DirectoryStore) -> None:
+        for ranks, held in (([1], {1}), ([3], {1, 3}), ([1], {1, 3}), ([0, 2], None)):
+            name = make_checkpoint(store.root, tp=4, ranks=ranks).name
+            assert store.names() == [name]
+            assert ranks_held(store.path(name)) == held
+            deep_verify(store, name)
+
     @pytest.mark.parametrize("fault", ["missing", "extra", "short"])
     def test_a_commit_refuses_what_the_manifest_does_not_say(
         self, store: DirectoryStore, fault: str

@@ -95,24 +95,23 @@ def publish(
 ) -> CommitResult:
     """Write the manifest into `staged` and rename it to the first name that is free for it.
 
-    An equal and complete checkpoint under a name wins over ours; an equal but damaged one goes to
-    the trash, where its running readers keep their inodes; a different one keeps its name.
+    An equal and complete checkpoint under a name wins over ours; an equal but damaged one, or one
+    of other ranks, goes to the trash, where its running readers keep their inodes; a different
+    one keeps its name.
     Raises: StagingError; OSError.
     """
-    if set(held) != set(manifest.layout.ranks):
-        ranks: list[Json] = [*sorted(held)]
-        _write(staged, HAVE, canonical({"ranks": ranks}) + b"\n", file_mode)
+    ranks = set(held)
     base, first = generation_of(manifest.name)
     for generation in itertools.count(first):
         candidate = manifest.renamed(with_generation(base, generation))
-        outcome = _claim(root, staged, candidate, held, file_mode)
+        outcome = _claim(root, staged, candidate, ranks, file_mode)
         if outcome is not None:
             return CommitResult(candidate.name, root / candidate.name, outcome)
     raise AssertionError  # pragma: no cover - count() does not end
 
 
 def _claim(
-    root: Path, staged: Path, candidate: Manifest, held: Collection[int], file_mode: int
+    root: Path, staged: Path, candidate: Manifest, held: set[int], file_mode: int
 ) -> Literal["committed", "existed"] | None:
     target = root / candidate.name
     encoded = candidate.encode()
@@ -123,13 +122,47 @@ def _claim(
             case "other":
                 return None
             case "damaged":
+                held |= _adopt(target, staged, candidate, held)
                 retire(root, candidate.name)
             case "free":
+                _say_ranks(staged, candidate, held, file_mode)
                 _write(staged, MANIFEST, encoded, file_mode)
                 if _rename(staged, target):
                     fsync_directory(root)
                     return "committed"
     raise StagingError(f"{target}: the name is taken and given up again without end")
+
+
+def _say_ranks(staged: Path, manifest: Manifest, held: set[int], file_mode: int) -> None:
+    if held == set(manifest.layout.ranks):
+        (staged / HAVE).unlink(missing_ok=True)
+        return
+    ranks: list[Json] = [*sorted(held)]
+    _write(staged, HAVE, canonical({"ranks": ranks}) + b"\n", file_mode)
+
+
+def _adopt(target: Path, staged: Path, candidate: Manifest, held: set[int]) -> set[int]:
+    """Link the shards of ranks that only `target` holds into `staged`, and return those ranks.
+
+    Two servers on one node may hold different ranks, and must not throw out each other's.
+    """
+    theirs = ranks_held(target)
+    more = set(candidate.layout.ranks if theirs is None else theirs) - held
+    entries = candidate.files_for(more)
+    if not more or not is_whole(target, entries, more):
+        return set()
+    ours = {entry.path for entry in candidate.files_for(held)}
+    try:
+        for entry in entries:
+            if entry.path not in ours:
+                os.link(target / entry.path, staged / entry.path, follow_symlinks=False)
+    except OSError:
+        # No links on this file system, or a race lost: ours alone is complete for its ranks.
+        for entry in entries:
+            if entry.path not in ours:
+                (staged / entry.path).unlink(missing_ok=True)
+        return set()
+    return more
 
 
 def _rename(staged: Path, target: Path) -> bool:
