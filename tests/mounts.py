@@ -28,7 +28,7 @@ def mounted(kind: str, directory: Path, megabytes: int) -> Iterator[Path]:
         image = directory / f"{kind}.img"
         image.touch()
         os.truncate(image, megabytes << 20)
-        subprocess.run([maker, "-q", str(image)], check=True, capture_output=True)
+        subprocess.run([maker, str(image)], check=True, capture_output=True)
         command = ["mount", "-o", "loop", str(image), str(point)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:

@@ -9,12 +9,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from checkpoints import Tensor, fill, make_key
 
 from entrypoint.checkpoint.manifest import decode
-from entrypoint.store import publish, transfer
+from entrypoint.store import publish, transfer, tree
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.staging import join
 
@@ -63,8 +64,8 @@ def tell_phases(descriptor: int) -> None:
     """Write a line to `descriptor` whenever a phase begins, in this process only."""
     published = False
 
-    def wrap(phase: str, name: str) -> None:
-        function: Callable[..., Any] = getattr(publish, name)
+    def wrap(phase: str, name: str, module: ModuleType = publish) -> None:
+        function: Callable[..., Any] = getattr(module, name)
 
         def call(*arguments: Any) -> Any:
             nonlocal published
@@ -75,14 +76,14 @@ def tell_phases(descriptor: int) -> None:
             published = published or phase == "rename"
             return result
 
-        setattr(publish, name, call)
+        setattr(module, name, call)
 
     os.write(descriptor, b"build\n")
     wrap("check", "check")
     wrap("durable", "make_durable")
     wrap("manifest", "_write")
     wrap("rename", "_rename")
-    wrap("published", "fsync_directory")
+    wrap("published", "sync_directory", tree)
 
 
 if __name__ == "__main__":

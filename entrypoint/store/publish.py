@@ -24,7 +24,7 @@ from entrypoint.checkpoint.manifest import (
     Manifest,
 )
 from entrypoint.errors import StagingError
-from entrypoint.state.files import fsync_directory, read_json
+from entrypoint.state.files import read_json
 from entrypoint.store import tree
 
 TRASH = ".trash"
@@ -75,16 +75,14 @@ def make_durable(staged: Path, dir_mode: int, file_mode: int) -> None:
     for directory, _, names, descriptor in os.fwalk(staged, topdown=False):
         for name in names:
             _settle(name, descriptor, file_mode)
-        if stat.S_IMODE(os.fstat(descriptor).st_mode) != dir_mode:
-            os.fchmod(descriptor, dir_mode)
-        fsync_directory(Path(directory))
+        tree.set_mode(descriptor, dir_mode)
+        tree.sync_directory(Path(directory))
 
 
 def _settle(name: str, directory: int, mode: int) -> None:
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        if stat.S_IMODE(os.fstat(file).st_mode) != mode:
-            os.fchmod(file, mode)
+        tree.set_mode(file, mode)
         os.fsync(file)
     finally:
         os.close(file)
@@ -128,7 +126,7 @@ def _claim(
                 _say_ranks(staged, candidate, held, file_mode)
                 _write(staged, MANIFEST, encoded, file_mode)
                 if _rename(staged, target):
-                    fsync_directory(root)
+                    tree.sync_directory(root)
                     return "committed"
     raise StagingError(f"{target}: the name is taken and given up again without end")
 
@@ -217,7 +215,7 @@ def retire(root: Path, name: str) -> None:
     """
     with contextlib.suppress(FileNotFoundError):
         discard(root, root / name, f"{name[:200]}.{secrets.token_hex(4)}")
-        fsync_directory(root)
+        tree.sync_directory(root)
 
 
 def discard(root: Path, path: Path, unique: str) -> None:
@@ -232,10 +230,10 @@ def _write(staged: Path, name: str, data: bytes, mode: int) -> None:
         temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
     try:
-        os.fchmod(descriptor, mode)
+        tree.set_mode(descriptor, mode)
         tree.write_all(descriptor, data)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     temporary.replace(staged / name)
-    fsync_directory(staged)
+    tree.sync_directory(staged)

@@ -91,7 +91,7 @@ class Staging:
         with self.writing(path):
             descriptor = tree.open_beneath(self._directory, path, flags, self.dir_mode)
             try:
-                os.fchmod(descriptor, self.file_mode)
+                tree.set_mode(descriptor, self.file_mode)
             except BaseException:
                 os.close(descriptor)
                 raise

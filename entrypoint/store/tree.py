@@ -6,11 +6,17 @@ Paths are relative, with plain components, and have passed `manifest.check_path`
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from entrypoint.state.files import fsync_directory
+
+_NOT_HERE = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+"""What file systems answer that do not do a thing at all."""
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -43,8 +49,7 @@ def _enter(parent: int, name: str, make_mode: int | None) -> int:
     descriptor = os.open(name, DIRECTORY, dir_fd=parent)
     if made:
         try:
-            # The umask must not decide who can read it.
-            os.fchmod(descriptor, make_mode)
+            set_mode(descriptor, make_mode)
         except BaseException:
             os.close(descriptor)
             raise
@@ -95,9 +100,35 @@ def remove(path: Path) -> bool:
 
 def make_hidden(root: Path, name: str, mode: int) -> None:
     """Make a hidden directory of a store unless it is there. Raises: OSError."""
-    with contextlib.suppress(FileExistsError):
-        (root / name).mkdir(mode=0o700)
-        (root / name).chmod(mode)
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.close(_enter(descriptor, name, mode))
+    finally:
+        os.close(descriptor)
+
+
+def set_mode(descriptor: int, mode: int) -> None:
+    """Give an open file or directory its mode: the umask must not decide who can read it.
+
+    Where a mount decides about modes (CIFS, vfat, object stores through FUSE), it stands as it is.
+    Raises: OSError.
+    """
+    if stat.S_IMODE(os.fstat(descriptor).st_mode) == mode:
+        return
+    try:
+        os.fchmod(descriptor, mode)
+    except OSError as error:
+        if error.errno not in _NOT_HERE:
+            raise
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable, as far as its file system can. Raises: OSError."""
+    try:
+        fsync_directory(path)
+    except OSError as error:
+        if error.errno not in _NOT_HERE:
+            raise
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:

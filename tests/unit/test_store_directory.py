@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 import pytest
 from checkpoints import fill, make_checkpoint, make_key
-from store_contract import StoreContract
+from store_contract import StoreContract, deep_verify
 
 from entrypoint.errors import ConfigError, ManifestError, StagingError, StoreError
 from entrypoint.store.base import open_store
@@ -150,3 +151,25 @@ def test_other_urls_are_refused_by_name(url: str, says: str) -> None:
 def test_a_name_is_no_path(store: DirectoryStore, name: str) -> None:
     with pytest.raises((ManifestError, StagingError)):
         store.stage(name)
+
+
+def test_where_modes_links_and_directory_fsyncs_are_unknown_a_checkpoint_still_is_whole(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_permitted(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    real = os.fsync
+
+    def files_only(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fchmod", not_permitted)
+    monkeypatch.setattr(os, "link", not_permitted)
+    monkeypatch.setattr(os, "fsync", files_only)
+    for ranks in ([0], [1], [0, 1]):
+        name = make_checkpoint(store.root, ranks=ranks).name
+        assert store.names() == [name]
+        deep_verify(store, name)
