@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-RUN_SECONDS: Final = 300.0
+RUN_SECONDS: Final = 600.0
 STOP_SECONDS: Final = 15.0
 PR_SET_PDEATHSIG: Final = 1
 
