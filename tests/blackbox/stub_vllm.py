@@ -1,0 +1,224 @@
+"""A `vllm` and the Python behind it, for tests in which vLLM's behaviour does not matter.
+
+    stub_vllm.py HOUSE -P …/resolve.py FD                      how it reads the words
+    stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.save FD    a save: real shard files, no vLLM
+    stub_vllm.py HOUSE …/bin/vllm serve WORD…                  dumps what it was given, and ends
+
+`HOUSE/rules.json` says how each of them misbehaves; `HOUSE/calls` gets a line for each;
+`HOUSE/events` is a FIFO that a test may wait on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from checkpoints import TENSORS, make_key, shards
+
+from entrypoint.checkpoint.digest import digest_bytes
+from entrypoint.checkpoint.fragment import fragment_name
+from entrypoint.checkpoint.key import Key
+from entrypoint.checkpoint.layout import layout_of
+
+IGNORABLE = {"--host": 1, "--port": 1, "--api-key": "*", "--served-model-name": "+"}
+ENV_NAMES = ["VLLM_ATTENTION_BACKEND", "VLLM_TARGET_DEVICE"]
+
+
+def parser() -> argparse.ArgumentParser:
+    words = argparse.ArgumentParser(prog="vllm serve", allow_abbrev=False, add_help=False)
+    words.add_argument("model_tag", nargs="?")
+    words.add_argument("--model", default="stub/default")
+    words.add_argument("--tensor-parallel-size", "-tp", dest="tp", type=int, default=1)
+    words.add_argument("--dtype", default="bfloat16")
+    words.add_argument("--nnodes", type=int, default=1)
+    words.add_argument("--max-model-len", type=int)
+    words.add_argument("--revision")
+    words.add_argument("--load-format", default="auto")
+    words.add_argument("--model-loader-extra-config", default="")
+    words.add_argument("--speculative-config", default="")
+    words.add_argument("--host")
+    words.add_argument("--port")
+    words.add_argument("--api-key", nargs="*")
+    words.add_argument("--served-model-name", nargs="+")
+    return words
+
+
+def read(words: list[str]) -> argparse.Namespace:
+    args = parser().parse_args(words)
+    args.model = args.model_tag or args.model
+    return args
+
+
+def key_of(args: argparse.Namespace) -> Key:
+    return make_key(model="", tp=args.tp, dtype=args.dtype)
+
+
+def resolve(words: list[str], rules: dict[str, Any]) -> dict[str, Any]:
+    try:
+        args = read(words)
+    except SystemExit:
+        return {"status": "rejected", "message": "error: unrecognized arguments"}
+    spelled = [i for i, w in enumerate(words) if w in (args.model, f"--model={args.model}")]
+    if args.model_tag is None and spelled and words[spelled[0]] == args.model:
+        spelled = [spelled[0] - 1, spelled[0]]
+    draft = bool(args.speculative_config)
+    key = key_of(args).to_json()
+    for field in ("model", "engine", "format"):
+        del key[field]
+    answer: dict[str, Any] = {
+        "status": "ok",
+        "engine": {
+            "vllm": "0.32.0",
+            "torch": "2.13.0",
+            "python": "3.11",
+            "site_dirs": [],
+            "env_names": ENV_NAMES,
+            "plugin": "0.1.0",
+            "ignorable": IGNORABLE,
+        },
+        "words": {
+            "drop": spelled,
+            "served_name": args.served_model_name is not None,
+            "speculative": ["--draft-load-format", "auto"] if draft else [],
+            "verified": True,
+            "why": "",
+        },
+        "model": {"word": args.model, "revision": args.revision},
+        "key": key,
+        "layout": {"nnodes": args.nnodes, "node_rank": 0},
+        "load": {"format": args.load_format, "extra_config": bool(args.model_loader_extra_config)},
+        "kind": {"draft": "separate" if draft else "none", "moe": False},
+    }
+    for group, changes in rules.get("change", {}).items():
+        answer[group] |= changes
+    return answer
+
+
+def save(request: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+    if "refuse" in rules:
+        reason, message = rules["refuse"]
+        return {"status": "refused", "reason": reason, "message": message}
+    staging = Path(request["staging"])
+    args = read(request["words"])
+    seed = int(digest_bytes((Path(args.model) / "model.safetensors").read_bytes())[:8], 16)
+    key = key_of(args)
+    for rank in layout_of(key).ranks:
+        if rank == rules.get("skip_rank"):
+            continue
+        fragment, blobs = shards(key, rank, 2, TENSORS, seed)
+        for entry, blob in zip(fragment.files, blobs, strict=True):
+            (staging / entry.path).write_bytes(blob[: rules.get("cut")])
+            (staging / entry.path).chmod(request["file_mode"])
+        (staging / fragment_name(rank)).write_bytes(rules.get("fragment", fragment.encode()))
+    return {"status": "ok", "seconds": 0.1, "bytes": 1}
+
+
+def misbehave(rules: dict[str, Any], descriptor: int) -> None:
+    """Do what the rules ask for instead of the work, if anything."""
+    if "print" in rules:
+        print(rules["print"], flush=True)
+    if "say" in rules:
+        os.write(descriptor, rules["say"].encode())
+        os._exit(0)
+    if "exit" in rules:
+        os._exit(rules["exit"])
+    if "kill" in rules:
+        os.kill(os.getpid(), rules["kill"])
+    if rules.get("hang"):
+        hang()
+
+
+def hang() -> None:
+    """Stay for ever, deaf to SIGTERM, with a child that is deaf too and one that is not."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    deaf = subprocess.Popen(["sleep", "1000"])
+    # SIG_IGN is inherited, so only this one hears.
+    heard = subprocess.Popen(["sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"])
+    (HOUSE / "hanging").write_text(f"{os.getpid()} {deaf.pid} {heard.pid}")
+    tell("hanging")
+    deaf.wait()
+
+
+def dump(words: list[str]) -> dict[str, Any]:
+    # The look itself opened one descriptor that is gone when it is asked about.
+    fds = {}
+    for number in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{number}"
+        if os.path.exists(path) or os.path.islink(path):
+            fds[number] = os.readlink(path)
+    status = dict(line.split(":\t") for line in os.environ.pop("STUB_STATUS").splitlines())
+    return {
+        "argv": words,
+        "pid": os.getpid(),
+        "uids": os.getresuid(),
+        "gids": os.getresgid(),
+        "groups": os.getgroups(),
+        "cwd": os.getcwd(),
+        "environ": dict(os.environ),
+        "fds": fds,
+        "signals": {name: int(mask, 16) for name, mask in status.items()},
+    }
+
+
+def tell(event: str) -> None:
+    try:
+        descriptor = os.open(HOUSE / "events", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return  # nobody listens
+    os.write(descriptor, f"{event}\n".encode())
+    os.close(descriptor)
+
+
+def call(name: str) -> None:
+    descriptor = os.open(HOUSE / "calls", os.O_WRONLY | os.O_APPEND)
+    os.write(descriptor, f"{name} {os.getuid()}\n".encode())
+    os.close(descriptor)
+    tell(name)
+
+
+def serve(words: list[str], rules: dict[str, Any]) -> None:
+    found = dump(words)
+    call("serve")
+    if rules.get("regain"):
+        try:
+            os.setuid(0)
+            found["regained"] = True
+        except OSError:
+            found["regained"] = False
+    temporary = HOUSE / "dumps" / f".{os.getpid()}"
+    temporary.write_text(json.dumps(found))
+    temporary.rename(HOUSE / "dumps" / f"{os.getpid()}.json")
+    if rules.get("stay"):
+        tell("staying")
+        sys.stdin.read()
+    if "kill" in rules:
+        os.kill(os.getpid(), rules["kill"])
+    print("this is vllm", flush=True)
+    os._exit(rules.get("status", 0))
+
+
+def main() -> None:
+    rules = json.loads((HOUSE / "rules.json").read_text())
+    words = sys.argv[2:]
+    if words[0] != "-P":
+        serve(words, rules.get("serve", {}))
+    descriptor = int(words[-1])
+    os.set_inheritable(descriptor, False)
+    request = json.load(sys.stdin)
+    name = "save" if "-m" in words else "resolve"
+    call(name)
+    mine = rules.get(name, {})
+    misbehave(mine, descriptor)
+    answer = (save if name == "save" else lambda r, m: resolve(r["words"], m))(request, mine)
+    os.write(descriptor, json.dumps(answer).encode())
+
+
+if __name__ == "__main__":
+    HOUSE = Path(sys.argv[1])
+    main()

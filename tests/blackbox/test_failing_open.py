@@ -1,0 +1,177 @@
+"""Whatever breaks of ours, vLLM still starts, with the user's own words, and the reason is said."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from blackbox.harness import House
+
+Breakage = Callable[[House], dict[str, object]]
+
+
+def shared_is_not_there(house: House) -> dict[str, object]:
+    return {"SHARDBOOT_SHARED": house.root / "not-mounted", "SHARDBOOT_ON_MISS": "source"}
+
+
+def state_is_a_file(house: House) -> dict[str, object]:
+    house.state.write_text("")
+    return {"SHARDBOOT_ON_MISS": "source"}
+
+
+def local_is_a_file(house: House) -> dict[str, object]:
+    house.local.write_text("")
+    return {}
+
+
+def local_is_below_a_file(house: House) -> dict[str, object]:
+    (house.root / "file").write_text("")
+    return {"SHARDBOOT_LOCAL_DIR": house.root / "file" / "below"}
+
+
+def manifest_is_garbage(house: House) -> dict[str, object]:
+    house.serve()
+    [name] = house.store.names()
+    (house.store.path(name) / "manifest.json").write_bytes(b"\x00\xff{")
+    return {"SHARDBOOT_ON_MISS": "source"}
+
+
+def disk_is_full(house: House) -> dict[str, object]:
+    return {"SHARDBOOT_RESERVE_BYTES": "1000TB"}
+
+
+def budget_is_spent(house: House) -> dict[str, object]:
+    return {"SHARDBOOT_MAX_BYTES": "10"}
+
+
+def source_is_not_here(house: House) -> dict[str, object]:
+    shutil.rmtree(house.model)
+    return {}
+
+
+def answering(**rule: object) -> Breakage:
+    def breakage(house: House) -> dict[str, object]:
+        house.rules(resolve=rule)
+        return {}
+
+    return breakage
+
+
+def vllm_is_opaque(house: House) -> dict[str, object]:
+    # As `vllm` would be if it were compiled, or a shell wrapper.
+    interpreter = house.bin / "python3-stub"
+    (house.bin / "vllm").write_text(f'#!/bin/sh\nexec {interpreter} {house.bin}/vllm "$@"\n')
+    return {}
+
+
+CASES: list[tuple[str, Breakage, str]] = [
+    ("shared not mounted", shared_is_not_there, "shared.unreachable"),
+    ("state is a file", state_is_a_file, "state.unwritable"),
+    ("local is a file", local_is_a_file, "local.unwritable"),
+    ("local below a file", local_is_below_a_file, "local.unwritable"),
+    ("garbage manifest", manifest_is_garbage, "local.damaged"),
+    ("full disk", disk_is_full, "space.short"),
+    ("budget spent", budget_is_spent, "space.short"),
+    ("no source", source_is_not_here, "source.absent"),
+    ("no plugin", answering(change={"engine": {"plugin": None}}), "engine.noplugin"),
+    ("old plugin", answering(change={"engine": {"plugin": "0.0.1"}}), "engine.plugin-version"),
+    (
+        "doubtful words",
+        answering(change={"words": {"verified": False, "why": "x"}}),
+        "engine.words",
+    ),
+    ("asking dies", answering(exit=1, print="ImportError: no vllm"), "engine.failed"),
+    ("asking is killed", answering(kill=9), "engine.failed"),
+    ("answer is no JSON", answering(say="nonsense"), "engine.failed"),
+    ("answer is a list", answering(say="[]"), "engine.failed"),
+    ("answer is empty", answering(say="{}"), "engine.failed"),
+    ("opaque vllm", vllm_is_opaque, "engine.opaque"),
+    # Odd enough that some room stumbles: whatever is raised, vLLM starts.
+    ("answer lacks all", answering(say='{"status": "ok"}'), ""),
+    ("key is odd", answering(change={"key": {"tp": "two"}}), ""),
+    ("model is odd", answering(change={"model": {"word": 7}}), ""),
+    ("layout is odd", answering(change={"layout": {"nnodes": None}}), ""),
+    ("drop is odd", answering(change={"words": {"drop": [99]}}), ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("breakage", "reason"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+def test_vllm_starts_on_the_source_whatever_breaks(
+    house: House, breakage: Breakage, reason: str
+) -> None:
+    environ = breakage(house)
+    boot = house.serve("--port", 8000, **environ)
+    assert boot.status == 0, boot.stderr
+    assert boot.words == [str(house.model), "-tp", "2", "--port", "8000"]
+    assert boot.vllm["pid"] == boot.pid
+    assert boot.vllm["signals"]["SigIgn"] == 0
+    if reason:
+        assert reason in boot.events
+        assert "Traceback" not in boot.stderr
+    else:
+        assert boot.events
+
+
+@pytest.mark.parametrize(
+    ("breakage", "reason"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+def test_vllm_does_not_start_where_the_policy_is_to_refuse(
+    house: House, breakage: Breakage, reason: str
+) -> None:
+    environ = breakage(house)
+    starts = house.calls.count("serve")
+    boot = house.run("serve", "--on-failure", "refuse", house.model, "-tp", 2, **environ)
+    tolerated = reason in ("state.unwritable", "shared.unreachable", "local.damaged")
+    # These were told to serve the source on a miss, which is no failure.
+    assert (house.calls.count("serve") > starts) is tolerated, boot.stderr
+    if not tolerated:
+        assert boot.status != 0
+
+
+@pytest.mark.xfail(reason="steps.alone: mkdir raises a bare OSError: internal.error, a traceback")
+def test_a_local_store_that_is_a_dangling_link_is_said_by_its_name(house: House) -> None:
+    house.local.symlink_to(house.root / "not-mounted")
+    boot = house.serve()
+    assert boot.words == [str(house.model), "-tp", "2"]
+    assert "Traceback" not in boot.stderr
+    assert "internal.error" not in boot.events
+
+
+@pytest.mark.xfail(reason="saver._run_child: a save cannot keep its log, and is given up")
+def test_a_state_directory_that_cannot_be_written_costs_only_time(house: House) -> None:
+    house.state.write_text("")
+    first, second = house.serve(), house.serve()
+    assert "state.unwritable" in second.events
+    assert first.lasting_words == second.lasting_words
+    assert house.calls.count("save") == 1
+    assert house.calls.count("resolve") > 1
+
+
+def test_memory_that_was_torn_is_as_good_as_forgotten(house: House) -> None:
+    house.serve()
+    for path in (house.state / "memory").rglob("*.json"):
+        path.write_bytes(path.read_bytes()[:-20])
+    boot = house.serve()
+    assert boot.events[-1] == "local.hit"
+    assert house.calls.count("save") == 1
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "{}", '{"x": 1}', "3"])
+def test_memory_of_another_shape_never_stops_a_boot(house: House, text: str) -> None:
+    house.serve()
+    for path in (house.state / "memory").rglob("*.json"):
+        path.write_text(text)
+    boot = house.serve()
+    assert boot.status == 0
+    assert boot.vllm, boot.stderr
+
+
+def test_a_source_that_only_the_hub_has_is_served_from_there(house: House) -> None:
+    boot = house.run("serve", "org/model", "-tp", 2)
+    assert boot.words == ["org/model", "-tp", "2"]
+    assert boot.events[-1] == "source.absent"
+    assert not (Path(house.local) / "org").exists()
