@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -73,6 +74,49 @@ def gather(value: object) -> list[Any]:
         return [value]
     torch.distributed.all_gather_object(values, value, group=group.cpu_group)
     return values
+
+
+class QuantKinds(NamedTuple):
+    """vLLM's classes by which a probe tells what a module takes."""
+
+    method: type[Any]
+    experts: type[Any]
+    kv_cache: type[Any]
+    embedding: type[Any]
+
+
+def quant_kinds() -> QuantKinds:
+    """Return the base classes of quant methods, and of embeddings."""
+    layers = "vllm.model_executor.layers"
+
+    def named(module: str, name: str) -> type[Any]:
+        found: type[Any] = getattr(importlib.import_module(f"{layers}.{module}"), name)
+        return found
+
+    return QuantKinds(
+        method=named("quantization.base_config", "QuantizeMethodBase"),
+        experts=named("fused_moe.fused_moe_method_base", "FusedMoEMethodBase"),
+        kv_cache=named("quantization.kv_cache", "BaseKVCacheMethod"),
+        embedding=named("vocab_parallel_embedding", "VocabParallelEmbedding"),
+    )
+
+
+@contextmanager
+def forward_context(vllm_config: Any) -> Iterator[None]:
+    """Set what vLLM's kernels look up during a forward pass; no attention, no tokens of others."""
+    from vllm.config import set_current_vllm_config
+    from vllm.forward_context import set_forward_context
+
+    with set_current_vllm_config(vllm_config), set_forward_context(None, vllm_config):
+        yield
+
+
+def prepare_experts(layer: Any) -> None:
+    """Do what vLLM does before the first forward pass of fused experts."""
+    for name in ("_ensure_moe_quant_config_init", "ensure_moe_quant_config_init"):
+        if hasattr(layer, name):
+            getattr(layer, name)()
+            return
 
 
 def logger() -> Any:

@@ -18,13 +18,14 @@ from entrypoint.checkpoint.index import TensorEntry
 from entrypoint.checkpoint.layout import Layout
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from entrypoint.errors import DamagedError, KeyMismatchError, ShardbootError
-from entrypoint.vllm_plugin import compat
+from entrypoint.vllm_plugin import compat, refusal
 from entrypoint.vllm_plugin.decisions import reproduce
+from entrypoint.vllm_plugin.evidence import Recorder
 from entrypoint.vllm_plugin.logical import logical_state
 from entrypoint.vllm_plugin.read import Wanted, read_all
 from entrypoint.vllm_plugin.strict import compare
 
-SETTINGS = frozenset({"manifest", "boot", "state", "source"})
+SETTINGS = frozenset({"manifest", "boot", "state", "source", "record", "side"})
 
 _held: list[int] = []
 """Descriptors with a shared lock on a served manifest; never closed, so that gc sees them."""
@@ -34,7 +35,8 @@ class ShardbootLoader(BaseModelLoader):
     """Loads the checkpoint in the model's directory whose manifest has the digest asked for.
 
     `model_loader_extra_config` is `{"manifest": DIGEST}`; boot adds `boot` and `state`, its id and
-    the state directory to note in what becomes of the load, and `source`, the model's own word.
+    the state directory to note in what becomes of the load, and `source`, the model's own word. A
+    proof adds `record` and `side`, the directory to leave evidence or a refusal in.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -46,12 +48,25 @@ class ShardbootLoader(BaseModelLoader):
             raise ValueError("load format shardboot: missing setting 'manifest'")
         self.digest = str(settings["manifest"])
         self.manifest: Manifest | None = None
+        self.recorder = Recorder.of(settings)
 
     def download_model(self, model_config: Any) -> None:
         """Do nothing: a checkpoint is a local directory."""
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
         """Build the very model of the save, fill it, post-process it as vLLM does."""
+        if self.recorder is None:
+            return self._load(vllm_config, model_config, prefix)
+        try:
+            model = self._load(vllm_config, model_config, prefix)
+        except (ShardbootError, OSError) as error:
+            _, _, rank = compat.tp_pp_rank()
+            refusal.leave(self.recorder.directory, rank, "proof.load", str(error))
+            raise
+        self.recorder.after(model, vllm_config)
+        return model
+
+    def _load(self, vllm_config: Any, model_config: Any, prefix: str) -> torch.nn.Module:
         self.manifest = _open_manifest(Path(model_config.model), self.digest)
         reproduce(self.manifest.decisions, model_config)
         return super().load_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
@@ -92,6 +107,8 @@ class ShardbootLoader(BaseModelLoader):
             seconds,
             count / seconds / 1e9,
         )
+        if self.recorder is not None:
+            self.recorder.before(model)
 
 
 def _agree(verdict: tuple[str, str] | None) -> None:

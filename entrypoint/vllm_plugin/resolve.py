@@ -111,7 +111,7 @@ def recipe(asker: Asker, words: list[str], args: argparse.Namespace, config: Any
     """
     served_name = args.served_model_name is not None
     with _silence():
-        drop = _model_words(asker, words, args)
+        drop = model_words(asker, words, args)
         kept = [word for i, word in enumerate(words) if i not in (drop or ())]
         speculative, draft, why = _draft(asker, kept, args, config)
         if drop is None:
@@ -136,9 +136,7 @@ def _silence() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _model_words(
-    asker: Asker, words: list[str], args: argparse.Namespace
-) -> tuple[int, ...] | None:
+def model_words(asker: Asker, words: list[str], args: argparse.Namespace) -> tuple[int, ...] | None:
     """Return the indices that spell the model: none of them when it comes from a file.
 
     Found by leaving words out and asking what vLLM reads then.

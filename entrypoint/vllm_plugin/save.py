@@ -5,19 +5,18 @@
 One JSON answer: `ok` when every rank of this node left its fragment in staging; `refused` with a
 reason code when the model cannot be saved. Any other end means that the save failed. The caller
 may kill the whole process group at any time: staging is all that is left, and no manifest.
+
+With `record`, the whole engine is built instead, and the source's evidence is left in staging.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
-import json
-import multiprocessing
 import os
-import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,58 +24,33 @@ from entrypoint.checkpoint import fragment as fragments
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.index import MAX_INDEX_BYTES
 from entrypoint.errors import SaveError
-from entrypoint.state.files import read_json
-from entrypoint.vllm_plugin import resolve, resolved_key
-
-PR_SET_PDEATHSIG = 1
+from entrypoint.vllm_plugin import engine, program, resolve, resolved_key
 
 
-def main() -> None:
-    """Read the request, save, answer, and end at once, workers and all."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)
-    request: dict[str, Any] = json.load(sys.stdin)
-    staging = Path(request["staging"])
-    try:
-        answer = save(request, staging)
-    except (resolve.RejectedError, SaveError) as error:
-        reason = error.reason if isinstance(error, SaveError) else "save.rejected"
-        answer = {"status": "refused", "reason": reason, "message": str(error)}
-    with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-        out.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # vLLM's own shutdown waits for workers that have nothing left to do.
-    for worker in multiprocessing.active_children():
-        worker.kill()
-    os._exit(0)
-
-
-def save(request: dict[str, Any], staging: Path) -> dict[str, Any]:
+def save(request: Mapping[str, Any]) -> program.Answer:
     """Save the model that the words name; return the answer.
 
     Raises: RejectedError, SaveError when the model cannot be saved; whatever vLLM raises when it
     fails.
     """
-    from vllm.v1.executor.abstract import Executor
-
     started = time.monotonic()
-    words = [str(word) for word in request["words"]]
-    sys.argv = ["vllm", "serve", *words]
-    # A single rank needs no process of its own, nor another import of vLLM.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    asker = resolve.Asker()
-    config = asker.config(_for_saving(asker, words, request))
-    _refuse_replicas(config)
+    staging = Path(request["staging"])
+    records = bool(request.get("record"))
+    asker, args = parse(request["words"])
+    settings = {
+        "staging": str(staging),
+        "size_per_file": int(request["size_per_file"]),
+        "file_mode": int(request["file_mode"]),
+    }
+    if records:
+        settings |= {"record": str(staging), "side": "source"}
+    config = asker.config(from_source(asker, args, settings, with_draft=not records))
+    refuse_replicas(config)
     ranks = _ranks_here(config)
-    executor = None
-    try:
-        executor = Executor.get_class(config)(config)
-    finally:
-        if executor is None:
-            # A worker's exception arrives as another one; what it left in staging is clear.
-            _raise_refusal(staging)
+    if records:
+        engine.load_and_answer(config, staging, "source")
+    else:
+        engine.load(config, staging)
     found = _collect(staging, ranks)
     return {
         "status": "ok",
@@ -85,24 +59,49 @@ def save(request: dict[str, Any], staging: Path) -> dict[str, Any]:
     }
 
 
-def _for_saving(
-    asker: resolve.Asker, words: list[str], request: dict[str, Any]
+def parse(words: list[Any]) -> tuple[resolve.Asker, argparse.Namespace]:
+    """Return vLLM's own parser and what it reads in `words`. Raises: RejectedError."""
+    words = [str(word) for word in words]
+    sys.argv = ["vllm", "serve", *words]
+    # A single rank needs no process of its own, nor another import of vLLM.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    asker = resolve.Asker()
+    return asker, asker.parse(words)
+
+
+def from_source(
+    asker: resolve.Asker,
+    args: argparse.Namespace,
+    settings: Mapping[str, Any],
+    *,
+    with_draft: bool,
 ) -> argparse.Namespace:
-    """Return the user's own arguments, but for what only serving needs."""
-    args = asker.parse(words)
+    """Return `args` for loading the source through `shardboot-save`, set up by `settings`."""
+    settings = {**settings, "source_format": args.load_format}
+    return for_loading(asker, args, "shardboot-save", settings, with_draft=with_draft)
+
+
+def for_loading(
+    asker: resolve.Asker,
+    args: argparse.Namespace,
+    load_format: str,
+    settings: Mapping[str, Any],
+    *,
+    with_draft: bool,
+) -> argparse.Namespace:
+    """Return the user's own arguments, but for the load format and what only serving needs."""
     plain = asker.config(argparse.Namespace(**vars(args)))
-    args.model_loader_extra_config = {
-        "staging": request["staging"],
-        "size_per_file": int(request["size_per_file"]),
-        "file_mode": int(request["file_mode"]),
-        "source_format": args.load_format,
-    }
-    args.load_format = "shardboot-save"
+    args.load_format = load_format
+    args.model_loader_extra_config = dict(settings)
     args.enforce_eager = True
     # Adapters rename and pad parameters; a server adds them to a checkpoint like to any model.
     args.enable_lora = False
     args.lora_modules = None
-    if resolved_key.draft_of(plain) == "separate":
+    if not with_draft:
+        args.speculative_config = None
+        for name in ("spec_method", "spec_model", "spec_tokens"):
+            setattr(args, name, None)
+    elif resolved_key.draft_of(plain) == "separate":
         draft = {"draft_load_config": {"load_format": "auto"}}
         args.speculative_config = (args.speculative_config or {}) | draft
     if not resolved_key.is_moe(plain):
@@ -123,7 +122,8 @@ _ALONE = {
 """Replicas of a dense model hold equal state: one of them is enough."""
 
 
-def _refuse_replicas(config: Any) -> None:
+def refuse_replicas(config: Any) -> None:
+    """Refuse experts that replicas share out. Raises: SaveError."""
     replicas = config.parallel_config.data_parallel_size
     if replicas > 1:
         raise SaveError(
@@ -140,15 +140,6 @@ def _ranks_here(config: Any) -> range:
     return range(first, first + here)
 
 
-def _raise_refusal(staging: Path) -> None:
-    from entrypoint.vllm_plugin.save_format import refusal_name
-
-    for path in sorted(staging.glob(refusal_name(0).replace("0", "*"))):
-        said = read_json(path)
-        if isinstance(said, dict):
-            raise SaveError(str(said.get("message")), reason=str(said.get("reason")))
-
-
 def _collect(staging: Path, ranks: range) -> list[fragments.Fragment]:
     found = []
     for rank in ranks:
@@ -161,4 +152,4 @@ def _collect(staging: Path, ranks: range) -> list[fragments.Fragment]:
 
 
 if __name__ == "__main__":
-    main()
+    program.run(save, rejected="save.rejected")
