@@ -1,0 +1,90 @@
+"""The README names every setting, command, exit code and reason code that the code knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import entrypoint
+from entrypoint.cli import cli
+from entrypoint.config import OPTIONS, Option
+from entrypoint.errors import ShardbootError
+from entrypoint.state.rejections import KINDS
+
+PACKAGE = Path(entrypoint.__file__).parent
+README = (PACKAGE.parent / "README.md").read_text()
+REASON = re.compile(r"[a-z-]+\.[a-z-]+")
+
+
+def rows() -> list[list[str]]:
+    lines = [line for line in README.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def exit_codes() -> set[int]:
+    """Return the codes in the table, whose cells may hold several."""
+    cells = [row[0] for row in rows()]
+    return {int(n) for c in cells if re.fullmatch(r"[\d· ]+", c) for n in re.findall(r"\d+", c)}
+
+
+def error_classes(base: type[ShardbootError] = ShardbootError) -> Iterator[type[ShardbootError]]:
+    yield base
+    for each in base.__subclasses__():
+        yield from error_classes(each)
+
+
+def reasons_in_code() -> set[str]:
+    """Return the words that obstacles, errors and their classes give as a reason."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            given = [keyword.value for keyword in node.keywords if keyword.arg == "reason"]
+            if isinstance(node.func, ast.Name) and node.func.id == "Obstacle":
+                given += node.args[:1]
+            found |= {str(g.value) for g in given if isinstance(g, ast.Constant)}
+    found |= {each.reason for each in error_classes()}
+    return {word for word in found if REASON.fullmatch(word)}
+
+
+def reasons_of_stores() -> set[str]:
+    words = ("hit", "absent", "foreign", "damaged", "unreachable", *KINDS)
+    return {f"{store}.{word}" for store in ("local", "shared") for word in words}
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_settings_are_listed_with_their_defaults(option: Option) -> None:
+    no = "/--no-" + option.flag.removeprefix("--") if option.is_switch else ""
+    (row,) = [row for row in rows() if row[0] == f"`{option.flag}{no}`"]
+    assert row[1] == (f"`{option.default}`" if option.default else "none")
+
+
+def test_no_setting_is_listed_that_is_gone() -> None:
+    listed = {row[0].strip("`").partition("/")[0] for row in rows() if row[0].startswith("`--")}
+    assert listed == {option.flag for option in OPTIONS}
+
+
+def test_commands_are_listed() -> None:
+    known = set(cli.list_commands(click.Context(cli)))
+    assert set(re.findall(r"`shardboot ([a-z]+)[^`]*`", README)) - {"serve"} <= known
+    table = {name for row in rows() for name in re.findall(r"`shardboot ([a-z]+)", row[0])}
+    assert table == known
+
+
+def test_exit_codes_are_listed() -> None:
+    of_classes = {each.exit_code for each in error_classes()}
+    assert exit_codes() == of_classes | {2, 70, 126, 127}
+    assert any(row[0] == "128+n" for row in rows())
+
+
+def test_reason_codes_are_listed() -> None:
+    listed = {word for row in rows() for word in re.findall(r"`([a-z-]+\.[a-z-]+)`", row[0])}
+    assert (reasons_in_code() | reasons_of_stores()) - listed == set()
+    code = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    assert {word for word in listed - reasons_of_stores() if f'"{word}"' not in code} == set()
