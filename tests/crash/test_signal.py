@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,30 +35,33 @@ except Interrupted as error:
 """
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    root = tmp_path_factory.mktemp("shared")
+    make_large(root, parts=4, part_bytes=512 << 20)
+    yield root
+    shutil.rmtree(root)
+
+
 @pytest.mark.parametrize("delay", [0.1, 0.5, 0.9])
 def test_a_copy_ends_within_a_second_of_sigterm(
-    tmp_path: Path, delay: float, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, shared: Path, delay: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shared, local = tmp_path / "shared", DirectoryStore(tmp_path / "local")
+    local = DirectoryStore(tmp_path / "local")
     local.root.mkdir()
-    make_large(shared, parts=4, part_bytes=512 << 20)
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", PROGRAM, str(local.root), str(shared)]
-    try:
-        child = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE)
-        with child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"ready\n"
-            time.sleep(delay)
-            child.send_signal(signal.SIGTERM)
-            started = time.monotonic()
-            status = child.wait()
-            seconds = time.monotonic() - started
-        with capsys.disabled():
-            print(f"\nSIGTERM {delay} s into a copy of 2 GB: gone after {seconds:.2f} s")
-        assert status == 128 + signal.SIGTERM
-        assert seconds < 2
-        assert local.names() == []
-        assert left_over(local) == []
-    finally:
-        shutil.rmtree(shared)
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        time.sleep(delay)
+        child.send_signal(signal.SIGTERM)
+        started = time.monotonic()
+        status = child.wait()
+        seconds = time.monotonic() - started
+    with capsys.disabled():
+        print(f"\nSIGTERM {delay} s into a copy of 2 GB: gone after {seconds:.2f} s")
+    assert status == 128 + signal.SIGTERM
+    assert seconds < 2
+    assert local.names() == []
+    assert left_over(local) == []
