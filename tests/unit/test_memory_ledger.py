@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from entrypoint.checkpoint.digest import Json
+from entrypoint.state import files
+from entrypoint.state import ledger as ledgers
+from entrypoint.state.ledger import Ledger
+from entrypoint.state.memory import MAX_ENTRIES, Memory
+
+
+def test_an_answer_is_remembered_by_its_subject_and_question(tmp_path: Path) -> None:
+    mind = Memory(tmp_path / "state")
+    assert mind.recall("engines", "q") is None
+    assert mind.remember("engines", "q", {"a": [1, None]})
+    assert mind.recall("engines", "q") == {"a": [1, None]}
+    assert mind.recall("resolutions", "q") is None
+    assert Memory(tmp_path / "state").recall("engines", "q") == {"a": [1, None]}
+
+
+def test_what_is_known_already_is_not_written_again(tmp_path: Path) -> None:
+    mind = Memory(tmp_path)
+    mind.remember("engines", "q", {"a": 1})
+    [path] = (tmp_path / "memory" / "engines").iterdir()
+    before = path.stat()
+    assert mind.remember("engines", "q", {"a": 1})
+    after = path.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert mind.remember("engines", "q", {"a": 2})
+    assert path.stat().st_ino != before.st_ino
+
+
+def test_memory_is_bounded_and_forgets_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "fsync_directory", lambda path: None)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    mind = Memory(tmp_path)
+    for number in range(MAX_ENTRIES + 5):
+        mind.remember("engines", f"q{number}", number)
+        path = tmp_path / "memory" / "engines" / f"q{number}.json"
+        os.utime(path, ns=(number, number))
+    assert [n for n in range(MAX_ENTRIES + 5) if mind.recall("engines", f"q{n}") is None] == [
+        *range(5)
+    ]
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 50_000, b"NaNx"])
+def test_what_cannot_be_read_is_as_good_as_forgotten(tmp_path: Path, data: bytes) -> None:
+    mind = Memory(tmp_path)
+    mind.remember("engines", "q", 1)
+    [path] = (tmp_path / "memory" / "engines").iterdir()
+    path.write_bytes(data)
+    assert mind.recall("engines", "q") is None
+    assert mind.remember("engines", "q", 2)
+    assert mind.recall("engines", "q") == 2
+
+
+def test_a_memory_that_is_a_link_or_a_fifo_is_not_followed(tmp_path: Path) -> None:
+    mind = Memory(tmp_path)
+    mind.remember("engines", "q", 1)
+    [path] = (tmp_path / "memory" / "engines").iterdir()
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert mind.recall("engines", "q") is None
+    path.unlink()
+    os.mkfifo(path)
+    assert mind.recall("engines", "q") is None
+
+
+def test_without_a_writable_directory_it_says_so_and_goes_on(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert not Memory(blocked).remember("engines", "q", 1)
+    assert Memory(blocked).recall("engines", "q") is None
+    assert not Ledger(blocked).append({"a": 1})
+    assert list(Ledger(blocked).entries()) == []
+    assert Ledger(blocked).recent() == []
+
+
+@pytest.mark.parametrize("at", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_answer_and_no_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    mind = Memory(tmp_path)
+    mind.remember("engines", "q", 1)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os if at == "fsync" else Path, at, fail)
+    assert not mind.remember("engines", "q", 2)
+    monkeypatch.undo()
+    assert mind.recall("engines", "q") == 1
+    assert [p.name for p in (tmp_path / "memory" / "engines").iterdir()] == ["q.json"]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_a_state_file_has_its_mode_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        files.write_atomically(tmp_path / "x", b"data")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+
+
+def test_the_ledger_gives_its_lines_back_oldest_first(tmp_path: Path) -> None:
+    book = Ledger(tmp_path / "state")
+    entries: list[dict[str, Json]] = [{"n": n, "text": "a\nb"} for n in range(5)]
+    assert all(book.append(entry) for entry in entries)
+    assert list(book.entries()) == entries
+    assert book.recent() == entries
+
+
+@pytest.mark.parametrize("torn", [b'{"n": 9, "x', b'{"n": 9}', b"\xff\xfe", b"[" * 9999])
+def test_a_torn_end_costs_one_line_at_most(tmp_path: Path, torn: bytes) -> None:
+    book = Ledger(tmp_path)
+    book.append({"n": 1})
+    with book.path.open("ab") as file:
+        file.write(torn)
+    book.append({"n": 2})
+    numbers = [entry["n"] for entry in book.entries() if entry["n"] != 9]
+    assert numbers == [1, 2]
+
+
+def test_the_ledger_is_bounded_and_keeps_one_older_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "MAX_LEDGER_BYTES", 1000)
+    book = Ledger(tmp_path)
+    for number in range(200):
+        assert book.append({"n": number})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.1.jsonl", "ledger.jsonl"]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 3000
+    numbers = [entry["n"] for entry in book.entries()]
+    assert numbers == list(range(200))[-len(numbers) :]
+
+
+def test_a_look_at_the_latest_lines_is_one_small_read(tmp_path: Path) -> None:
+    book = Ledger(tmp_path)
+    with book.path.open("w") as file:
+        file.writelines(json.dumps({"n": n}) + "\n" for n in range(50_000))
+    recent = book.recent()
+    assert recent[-1] == {"n": 49_999}
+    assert 100 < len(recent) < 10_000
+    # The first line of what was read is cut, and may look whole.
+    assert [entry["n"] for entry in recent[1:]] == list(range(50_001 - len(recent), 50_000))
+
+
+def test_lines_of_many_writers_never_mix(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from entrypoint.state.ledger import Ledger;"
+        "[Ledger(Path(sys.argv[1])).append({'w': sys.argv[2], 'n': n, 'x': 'y' * 300})"
+        " for n in range(100)]"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(w)]) for w in range(4)
+    ]
+    assert [writer.wait(60) for writer in writers] == [0] * 4
+    assert sum(1 for _ in Ledger(tmp_path).entries()) == 400
+
+
+def test_a_ledger_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").symlink_to(tmp_path / "victim")
+    assert not Ledger(tmp_path).append({"a": 1})
+    assert not (tmp_path / "victim").exists()
