@@ -21,8 +21,11 @@ from entrypoint.state.rejections import Rejections
 from entrypoint.store import lock
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import find_by_name
+from entrypoint.store.staging import sweep
 
 PROGRESS_SECONDS: Final = 5.0
+STALE_SECONDS: Final = 3600.0
+"""Staging that nobody holds and nobody has touched for so long is what a killed boot left."""
 
 
 def alone(
@@ -45,6 +48,8 @@ def alone(
         boot.log.line("lock.wait", text)
 
     with lock.exclusive(path, boot.settings.save_timeout, on_wait):
+        for left in sweep(boot.settings.local_dir, STALE_SECONDS):
+            boot.log.line("store.swept", f"{left}: nobody was building it any more")
         made = _made_meanwhile(boot, assessment)
         return made or perform(boot, assessment, action)
 
@@ -65,6 +70,10 @@ def copy_here(boot: Boot, assessment: Assessment, action: Action) -> Manifest:
     """Copy the checkpoint that `action` names from the shared store into the local one."""
     assert assessment.shared_store is not None
     assert action.manifest is not None
+    local = assessment.situation.local
+    if isinstance(local, Damaged) and local.name == action.manifest.name:
+        # Its sizes may be right: staging would take it for the same bytes, and keep it.
+        assessment.local_store.retire(local.name)
     return transport(boot, assessment.shared_store, assessment.local_store, action.manifest, "copy")
 
 

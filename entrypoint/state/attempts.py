@@ -23,7 +23,8 @@ class _Attempt:
 
     @property
     def failed(self) -> bool:
-        return "loading" in self.events and not self.events & {"loaded", "stopped", "healthy"}
+        survived = {"loaded", "stopped", "healthy", "fell-back"}
+        return "loading" in self.events and not self.events & survived
 
 
 def failures_in_row(entries: Iterable[Entry], manifest: str, host_boot: str) -> int:

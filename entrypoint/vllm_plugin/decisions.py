@@ -36,6 +36,12 @@ def reproduce(decisions: Mapping[str, bool], model_config: Any) -> None:
     for name in sorted(decisions.keys() ^ now.keys()):
         what = "unknown" if name in decisions else "missing"
         raise KeyMismatchError(f"manifest.json: {what} decision {name!r}")
+    set_decisions(decisions, model_config)
+
+
+def set_decisions(decisions: Mapping[str, bool], model_config: Any) -> None:
+    """Set what differs; a config without such an attribute keeps being without it."""
+    now = decided(model_config)
     hf_config = model_config.hf_config
     if now[OUTER_TIED] != decisions[OUTER_TIED]:
         hf_config.tie_word_embeddings = decisions[OUTER_TIED]

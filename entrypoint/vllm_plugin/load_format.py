@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -19,24 +22,37 @@ from entrypoint.checkpoint.layout import Layout
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from entrypoint.errors import DamagedError, KeyMismatchError, ShardbootError
 from entrypoint.vllm_plugin import compat, refusal
-from entrypoint.vllm_plugin.decisions import reproduce
+from entrypoint.vllm_plugin.decisions import decided, reproduce
 from entrypoint.vllm_plugin.evidence import Recorder
 from entrypoint.vllm_plugin.logical import logical_state
+from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.read import Wanted, read_all
+from entrypoint.vllm_plugin.source import load_from_source
 from entrypoint.vllm_plugin.strict import compare
 
 SETTINGS = frozenset({"manifest", "boot", "state", "source", "record", "side"})
 
+NO_NOTES = Notes(None, "")
+
 _held: list[int] = []
 """Descriptors with a shared lock on a served manifest; never closed, so that gc sees them."""
+
+
+class Objection(Exception):  # noqa: N818 - raised alike on every rank, and answered in one place
+    """What the first rank with an objection says. `unfit`: the checkpoint is another model's."""
+
+    def __init__(self, message: str, *, unfit: bool) -> None:
+        super().__init__(message)
+        self.unfit = unfit
 
 
 class ShardbootLoader(BaseModelLoader):
     """Loads the checkpoint in the model's directory whose manifest has the digest asked for.
 
     `model_loader_extra_config` is `{"manifest": DIGEST}`; boot adds `boot` and `state`, its id and
-    the state directory to note in what becomes of the load, and `source`, the model's own word. A
-    proof adds `record` and `side`, the directory to leave evidence or a refusal in.
+    the state directory to note in what becomes of the load, and `source`, where the model can be
+    loaded from if the checkpoint does not fit. A proof adds `record` and `side`, the directory to
+    leave evidence or a refusal in.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -47,59 +63,77 @@ class ShardbootLoader(BaseModelLoader):
         if "manifest" not in settings:
             raise ValueError("load format shardboot: missing setting 'manifest'")
         self.digest = str(settings["manifest"])
-        self.manifest: Manifest | None = None
+        self.source: str | None = settings.get("source")
+        self.notes = Notes.of(settings)
         self.recorder = Recorder.of(settings)
+        self.manifest: Manifest | None = None
 
     def download_model(self, model_config: Any) -> None:
         """Do nothing: a checkpoint is a local directory."""
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
-        """Build the very model of the save, fill it, post-process it as vLLM does."""
-        if self.recorder is None:
-            return self._load(vllm_config, model_config, prefix)
-        try:
-            model = self._load(vllm_config, model_config, prefix)
-        except (ShardbootError, OSError) as error:
-            _, _, rank = compat.tp_pp_rank()
-            refusal.leave(self.recorder.directory, rank, "proof.load", str(error))
-            raise
-        self.recorder.after(model, vllm_config)
-        return model
+        """Build the very model of the save, fill it, post-process it as vLLM does.
 
-    def _load(self, vllm_config: Any, model_config: Any, prefix: str) -> torch.nn.Module:
-        self.manifest = _open_manifest(Path(model_config.model), self.digest)
-        reproduce(self.manifest.decisions, model_config)
-        return super().load_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+        Where a rank objects, nothing is served from the checkpoint: all ranks load the source
+        instead, if boot told where it is, else all raise. Raises: KeyMismatchError, DamagedError.
+        """
+        before = decided(model_config)
+        try:
+            with _agreeing():
+                self.manifest = _open_manifest(Path(model_config.model), self.digest)
+                reproduce(self.manifest.decisions, model_config)
+            model = super().load_model(
+                vllm_config=vllm_config, model_config=model_config, prefix=prefix
+            )
+        except Objection as error:
+            objection = error.with_traceback(None)
+        else:
+            if self.recorder is not None:
+                self.recorder.after(model, vllm_config)
+            return model
+        # Out of the handler: the half-built model must be gone before another one is built.
+        gc.collect()
+        torch.accelerator.empty_cache()
+        self._answer(objection)
+        assert self.source is not None
+        return load_from_source(vllm_config, model_config, prefix, self.source, before)
+
+    def _answer(self, objection: Objection) -> None:
+        """Note the objection, and raise it where there is no source to go on with."""
+        _, _, rank = compat.tp_pp_rank()
+        if rank == 0:
+            self.notes.line("objection", text=str(objection))
+            if objection.unfit:
+                self.notes.reject(self.digest, str(objection))
+        if self.recorder is not None:
+            refusal.leave(self.recorder.directory, rank, "proof.load", str(objection))
+        if self.source is None:
+            error = KeyMismatchError if objection.unfit else DamagedError
+            raise error(str(objection))
+        if rank == 0:
+            self.notes.line("fell-back")
+        compat.logger().error(
+            "shardboot: %s. Loading the source instead: %s", objection, self.source
+        )
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         """Fill the model's parameters and buffers, rank-local, from this rank's files.
 
-        All ranks agree before any of them writes; then all raise the same error, or none does.
-        Raises: KeyMismatchError, DamagedError with nothing written; OSError, DamagedError when a
-        read fails after that.
+        All ranks agree before any of them writes. Raises: Objection, on every rank the same; with
+        nothing written, unless a read failed.
         """
-        directory = Path(model_config.model)
         if self.manifest is None:
-            self.manifest = _open_manifest(directory, self.digest)
+            with _agreeing():
+                self.manifest = _open_manifest(Path(model_config.model), self.digest)
         tp, pp, rank = compat.tp_pp_rank()
-        state = logical_state(model)
-        entries: dict[str, TensorEntry] = {}
-        verdict: tuple[str, str] | None = None
-        try:
-            entries = compare(
-                directory, self.manifest, state, layout=Layout(tp=tp, pp=pp), rank=rank
-            )
-        except (ShardbootError, OSError, ValueError) as error:
-            foreign = isinstance(error, KeyMismatchError)
-            verdict = ("foreign" if foreign else "damaged", str(error))
-        _agree(verdict)
-        started = time.monotonic()
-        wanted = [
-            Wanted(tensor, directory / entries[name].file, entries[name].begin)
-            for name, tensor in state.items()
-        ]
-        count = read_all(wanted)
-        seconds = max(time.monotonic() - started, 1e-6)
+        notes = self.notes if rank == 0 else NO_NOTES
+        with notes.loading():
+            started = time.monotonic()
+            wanted = self._compare(model, Path(model_config.model), Layout(tp=tp, pp=pp), rank)
+            with _agreeing():
+                count = read_all(wanted)
+            seconds = max(time.monotonic() - started, 1e-6)
+        notes.line("loaded", seconds=round(seconds, 3), bytes=count)
         compat.logger().info(
             "shardboot: rank %d: %d bytes read in %.2f s (%.2f GB/s)",
             rank,
@@ -110,19 +144,36 @@ class ShardbootLoader(BaseModelLoader):
         if self.recorder is not None:
             self.recorder.before(model)
 
+    def _compare(
+        self, model: torch.nn.Module, directory: Path, layout: Layout, rank: int
+    ) -> list[Wanted]:
+        """Return what to read where; every rank's files fit its model exactly."""
+        assert self.manifest is not None
+        state = logical_state(model)
+        entries: dict[str, TensorEntry] = {}
+        with _agreeing():
+            entries = compare(directory, self.manifest, state, layout=layout, rank=rank)
+        return [
+            Wanted(tensor, directory / entries[name].file, entries[name].begin)
+            for name, tensor in state.items()
+        ]
 
-def _agree(verdict: tuple[str, str] | None) -> None:
-    """Raise on every rank what the first rank with an objection says."""
-    objections = [
-        (rank, *found) for rank, found in enumerate(compat.gather(verdict)) if found is not None
-    ]
-    if objections:
-        _raise(*objections[0])
 
+@contextmanager
+def _agreeing() -> Iterator[None]:
+    """Run the block on every rank; raise on all what the first rank that failed says.
 
-def _raise(rank: int, kind: str, message: str) -> NoReturn:
-    error = KeyMismatchError if kind == "foreign" else DamagedError
-    raise error(f"worker {rank} objects, and nothing was loaded: {message}")
+    Every rank must come here, and does: nothing but the block's own failures can part them.
+    """
+    verdict: tuple[bool, str] | None = None
+    try:
+        yield
+    except (ShardbootError, OSError, ValueError) as error:
+        verdict = (isinstance(error, KeyMismatchError), str(error))
+    for rank, found in enumerate(compat.gather(verdict)):
+        if found is not None:
+            unfit, message = found
+            raise Objection(f"worker {rank} objects: {message}", unfit=unfit)
 
 
 def _open_manifest(directory: Path, digest: str) -> Manifest:

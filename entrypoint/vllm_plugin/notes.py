@@ -1,0 +1,53 @@
+"""What becomes of a load, noted in the ledger: after exec nobody else sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from entrypoint.checkpoint.digest import Json
+from entrypoint.state.ledger import Ledger
+from entrypoint.state.rejections import Rejections
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """Notes of one boot; without a state directory, as under a proof, there are none."""
+
+    state: Path | None
+    boot: str
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Notes:
+        """Return the notes that the loader's settings ask for."""
+        state = settings.get("state")
+        return cls(Path(str(state)) if state else None, str(settings.get("boot", "")))
+
+    def line(self, event: str, **fields: Json) -> None:
+        """Add one line; a state directory that cannot be written costs nothing else."""
+        if self.state is not None:
+            about: dict[str, Json] = {"boot": self.boot, "event": event}
+            Ledger(self.state).append(about | {"time": round(time.time(), 3)} | fields)
+
+    def reject(self, manifest_digest: str, reason: str) -> None:
+        """Reject the checkpoint: sound, but not this model's. No boot will try it again."""
+        if self.state is not None:
+            Rejections(self.state).add(manifest_digest, "unfit", reason)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Note that the load begins, and that it was told to stop, if it was.
+
+        vLLM's workers turn SIGTERM into SystemExit: a rollout that is aborted says nothing about
+        the weights.
+        """
+        self.line("loading")
+        try:
+            yield
+        except (SystemExit, KeyboardInterrupt):
+            self.line("stopped")
+            raise
