@@ -289,7 +289,8 @@ def unsavable(settings: Settings, resolution: Resolution, source: SourceView) ->
     if source.here.is_checkpoint:
         return Obstacle("source.checkpoint", "a checkpoint cannot be saved from a checkpoint", 22)
     key = replace(resolution.key, model=source.identity.ways.get("blake3", ""))
-    if (earlier := Rejections(settings.state_dir).find(key.digest)) is not None:
+    earlier = Rejections(settings.state_dir).find(key.digest)
+    if earlier is not None and proof_needed(settings, resolution):
         text = f"an earlier save of this very key failed its proof: {earlier.reason}"
         return Obstacle("save.unproven", text, 51)
     return unwritable(settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, assert_never
+from typing import Any, Final, Literal, assert_never
 
 import click
 
@@ -24,7 +24,7 @@ from entrypoint.errors import (
     RefusedError,
 )
 from entrypoint.options import WordsCommand, emit, new_boot, with_format, with_settings
-from entrypoint.plan import Action, decide, in_words
+from entrypoint.plan import Action, decide, in_words, step
 
 
 @click.command(cls=WordsCommand)
@@ -117,20 +117,19 @@ def _one_step(
     ctx: click.Context,
     flags: dict[str, Any],
     output: str,
-    kind: str,
+    kind: Literal["copy", "save"],
     perform: Callable[[Boot, Assessment, Action], Manifest],
 ) -> None:
     this = new_boot(flags, ctx.obj["words"], ctx.obj["environ"])
     assessment = assess(this)
-    action = decide(assessment.situation, this.policy)
-    # `save` makes one although the shared store has it: the operator asked for that step.
-    may_save = kind == "save" and action.kind == "copy" and not assessment.situation.no_save
-    if action.kind == "reuse" and action.manifest is not None:
-        manifest, outcome = action.manifest, "existed"
-    elif action.kind == kind or may_save:
-        manifest, outcome = steps.alone(this, assessment, action, perform), "made"
+    situation = assessment.situation
+    if isinstance(situation.local, Complete):
+        manifest, outcome = situation.local.manifest, "existed"
     else:
-        raise RefusedError(action.text, reason=action.reason, code=action.exit_code or 31)
+        action = step(situation, kind)
+        if action.kind == "refuse":
+            raise RefusedError(action.text, reason=action.reason, code=action.exit_code)
+        manifest, outcome = steps.alone(this, assessment, action, perform), "made"
     path = str(assessment.local_store.path(manifest.name))
     value: Json = {"outcome": outcome, "checkpoint": {"name": manifest.name, "path": path}}
     emit(output, value, f"{path}: {outcome}")

@@ -105,6 +105,21 @@ def decide(situation: Situation, policy: Policy) -> Action:
             return Action(kind="save", reason=why.reason, text=why.text, exit_code=why.exit_code)
 
 
+def step(situation: Situation, kind: Literal["copy", "save"]) -> Action:
+    """Return the one step that an operator asks for, or a refusal saying what stands in its way.
+
+    An operator may save where a boot would not try: a rejected checkpoint gets a successor.
+    """
+    obstacle = situation.no_copy if kind == "copy" else situation.no_save
+    if why := situation.no_checkpoint or obstacle:
+        return _refuse(why)
+    if kind == "save":
+        return Action(kind="save", reason="operator", text=in_words("local", situation.local))
+    if isinstance(situation.shared, Complete):
+        return _of(situation.shared, "copy", "shared.hit", "the shared store has it")
+    return _refuse(_lack("shared", situation.shared, in_words("shared", situation.shared)))
+
+
 def _of(found: Complete, kind: Kind, reason: str, text: str) -> Action:
     name = found.manifest.name
     return Action(
@@ -140,13 +155,17 @@ def _miss(local: Finding, shared: Finding) -> Obstacle:
     text = in_words("local", local)
     if shared != Absent("not configured"):
         text += f"; {in_words('shared', shared)}"
-    where, finding = ("local", local)
     if isinstance(local, Absent) and not isinstance(shared, Absent):
-        where, finding = ("shared", shared)
+        return _lack("shared", shared, text)
+    return _lack("local", local, text)
+
+
+def _lack(store: str, finding: Finding, text: str) -> Obstacle:
+    """Return why one store does not serve, by its finding's own code."""
     if isinstance(finding, Rejected):
         code = _REJECTED_EXIT_CODES.get(finding.kind, 51)
-        return Obstacle(f"{where}.{finding.kind}", text, code)
-    return Obstacle(f"{where}.{finding.word}", text, _MISS_EXIT_CODES.get(finding.word, 1))
+        return Obstacle(f"{store}.{finding.kind}", text, code)
+    return Obstacle(f"{store}.{finding.word}", text, _MISS_EXIT_CODES.get(finding.word, 1))
 
 
 def in_words(store: str, finding: Finding) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -53,6 +54,29 @@ def create_model(loader: Any, vllm_config: Any, model_config: Any, prefix: str) 
             vllm_config=vllm_config, model_config=model_config, prefix=prefix
         )
     return model
+
+
+def undo_registrations(vllm_config: Any) -> Callable[[], None]:
+    """Return what makes `vllm_config` forget every layer that registers itself from now on.
+
+    Layers put themselves into containers of the compilation config, by name, and refuse to be
+    built twice; which containers differs from version to version.
+    """
+    config = vllm_config.compilation_config
+    kept = {
+        name: copy.copy(value)
+        for name, value in vars(config).items()
+        if isinstance(value, dict | list | set)
+    }
+
+    def undo() -> None:
+        for name, value in kept.items():
+            now = getattr(config, name)
+            if isinstance(now, dict | list | set) and len(now) != len(value):
+                now.clear()
+                now.extend(value) if isinstance(now, list) else now.update(value)
+
+    return undo
 
 
 def tp_pp_rank() -> tuple[int, int, int]:

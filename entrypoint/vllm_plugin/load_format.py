@@ -78,6 +78,7 @@ class ShardbootLoader(BaseModelLoader):
         instead, if boot told where it is, else all raise. Raises: KeyMismatchError, DamagedError.
         """
         before = decided(model_config)
+        undo_registrations = compat.undo_registrations(vllm_config)
         try:
             with _agreeing():
                 self.manifest = _open_manifest(Path(model_config.model), self.digest)
@@ -96,6 +97,7 @@ class ShardbootLoader(BaseModelLoader):
         torch.accelerator.empty_cache()
         self._answer(objection)
         assert self.source is not None
+        undo_registrations()
         return load_from_source(vllm_config, model_config, prefix, self.source, before)
 
     def _answer(self, objection: Objection) -> None:
