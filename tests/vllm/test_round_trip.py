@@ -43,7 +43,7 @@ def test_checkpoint_gives_the_state_and_the_answers_of_its_source(
         assert distance <= farthest(control, plain)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_pipeline_stages_keep_their_names_and_their_state(tp: int, lab: Any) -> None:
     # The CPU cannot generate with pipeline stages, from any load format.
     checkpoint, manifest, arguments = lab.checkpoint("dense", tp=tp, pp=2)
