@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ TOKENS = 256
 
 LIKED, DISLIKED = 8.0, -8.0
 """Router logits that leave no doubt which experts are meant."""
+
+ABSORBED = ("W_UK_T", "W_UV", "W_K", "W_K_scale", "W_V", "W_V_scale")
+"""What multi-head latent attention makes of its `kv_b_proj`, whose own weight it may empty."""
 
 FAILURES = (
     RuntimeError,
@@ -71,6 +75,10 @@ class _Input:
 
 
 def _probes(module: torch.nn.Module, given: _Input) -> Iterator[tuple[str, Callable[[], Any]]]:
+    for name in ABSORBED:
+        tensor = getattr(module, name, None)
+        if isinstance(tensor, torch.Tensor):
+            yield name, partial(torch.Tensor.detach, tensor)
     kinds = compat.quant_kinds()
     method = getattr(module, "quant_method", None)
     if not isinstance(method, kinds.method):
@@ -95,7 +103,14 @@ def _inputs_of(module: torch.nn.Module) -> int:
 def _linear(module: torch.nn.Module, method: Any, given: _Input, columns: Any) -> Any:
     dtype = getattr(module, "params_dtype", given.dtype)
     x = given.normal(ROWS, int(columns), dtype if dtype.is_floating_point else None)
-    return method.apply(module, x, getattr(module, "bias", None))
+    try:
+        return method.apply(module, x, getattr(module, "bias", None))
+    except FAILURES:
+        weight = getattr(module, "weight", None)
+        if weight is None or weight.numel() == 0:
+            raise
+        # Mamba's convolutions are linears in name only: their kernels read the weight as it is.
+        return weight.detach()
 
 
 def _token_ids(module: torch.nn.Module, given: _Input) -> torch.Tensor:
