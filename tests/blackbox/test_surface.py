@@ -89,7 +89,7 @@ def test_an_operator_sees_what_there_is(house: House) -> None:
     ]
     assert house.run("show", "none-such").status == 31
     assert house.run("push", house.model, "-tp", 2).status == 10
-    assert house.run("pull", house.model, "-tp", 1).status == 22
+    assert house.run("pull", house.model, "-tp", 1).status == 31
     (house.store.path(name) / "config.json").write_text("")
     assert house.run("verify", name).status == 21
 
