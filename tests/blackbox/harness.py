@@ -184,10 +184,15 @@ class House:
                 process.kill()
             if process.stdout is not None and not process.stdout.closed:
                 process.communicate()
+        self.end_hanging()
+
+    def end_hanging(self) -> None:
+        """End the stub that hangs, if one does, with all that it started."""
         hanging = self.root / "hanging"
-        for pid in hanging.read_text().split() if hanging.exists() else ():
+        if hanging.exists():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                # Its first process leads a session of its own.
+                os.killpg(int(hanging.read_text().split()[0]), signal.SIGKILL)
 
     def shared_copy(self) -> None:
         """Put the checkpoint of this house into the shared store, and forget it here."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -153,9 +152,8 @@ def test_killed_without_warning_it_leaves_no_checkpoint_and_the_next_boot_saves(
     house.wait_for("hanging")
     assert stop(process, signal.SIGKILL) < 5
     house.finish(process)
-    for pid in processes_of(house):
-        # Only the real save child asks the kernel to die with its parent.
-        os.kill(pid, signal.SIGKILL)
+    # Only the real save child asks the kernel to die with its parent.
+    house.end_hanging()
     house.rules()
     assert house.store.names() == []
     assert house.serve().events[-2:] == ["save.done", "local.hit"]
