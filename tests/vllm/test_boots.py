@@ -1,0 +1,250 @@
+"""Whole boots: the real command line in front of real `vllm serve`, and what `plan` says instead.
+
+`vllm serve` itself starts only where a server's answer matters; the rest asks `plan`, which is the
+same code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import fine_tune, make_model
+from processes import run
+from serving import FLAGS, Boot, boot, environment
+
+from entrypoint.checkpoint import manifest as manifests
+from entrypoint.checkpoint.layout import checkpoint_name
+from entrypoint.checkpoint.manifest import MANIFEST
+from entrypoint.state.ledger import Ledger
+
+pytestmark = pytest.mark.vllm
+
+PROMPT = "The first word"
+TP2 = ("-tp", "2")
+HUB_ID = "shardboot-test/tiny"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Field:
+    """A model, and nodes to boot it on: each with its own disk, all with one shared store."""
+
+    def __init__(self, room: Path) -> None:
+        self.room = room
+        self.model = room / "model"
+        make_model("dense", self.model)
+        (room / "shared").mkdir()
+        self.count = 0
+
+    def node(self, name: str, **more: str) -> dict[str, str]:
+        return environment(tp=2) | {
+            "SHARDBOOT_LOCAL_DIR": str(self.store(name)),
+            "SHARDBOOT_STATE_DIR": str(self.state(name)),
+            "SHARDBOOT_LOG_FORMAT": "json",
+            **{f"SHARDBOOT_{key.upper()}": value for key, value in more.items()},
+        }
+
+    def store(self, name: str) -> Path:
+        return self.room / name / "checkpoints"
+
+    def state(self, name: str) -> Path:
+        return self.room / name / "state"
+
+    def checkpoint(self, name: str) -> Path:
+        (found,) = self.store(name).glob(f"*/{MANIFEST}")
+        return found.parent
+
+    def log(self) -> Path:
+        self.count += 1
+        return self.room / f"{self.count}.log"
+
+    def boot(self, program: str, environ: dict[str, str], model: object, *words: str) -> Boot:
+        command = [binary(program), "serve", str(model), *FLAGS, *words]
+        return boot(command, environ, self.log(), model=str(model), prompt=PROMPT)
+
+    def ask(
+        self, command: str, environ: dict[str, str], model: object, *words: str
+    ) -> dict[str, Any]:
+        log = self.log()
+        line = [binary("shardboot"), command, "--format", "json", str(model), *FLAGS, *words]
+        status, said = run(line, environ, log)
+        assert status == 0, log.read_text()
+        answer: dict[str, Any] = json.loads(said)
+        return answer
+
+
+def binary(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def fields(plan: dict[str, Any]) -> list[str]:
+    return [difference["field"] for difference in plan["differences"]]
+
+
+@pytest.fixture(scope="module")
+def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
+    directory = tmp_path_factory.mktemp("boots")
+    yield Field(directory)
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def plain(field: Field) -> Boot:
+    return field.boot("vllm", environment(tp=2), field.model, *TP2)
+
+
+@pytest.fixture(scope="module")
+def saved(field: Field) -> Boot:
+    return field.boot("shardboot", field.node("one"), field.model, *TP2)
+
+
+def test_first_boot_saves_and_answers_as_vllm_alone(field: Field, plain: Boot, saved: Boot) -> None:
+    assert (saved.tier, saved.reason) == ("saved", "local.absent")
+    assert saved.answer == plain.answer
+    # A model that says one token over and over would hide a wrong weight.
+    assert len(set(plain.answer.tokens)) > 3
+    # exec: the process that decided is the one that serves.
+    attempts = [e for e in Ledger(field.state("one")).entries() if e.get("event") == "attempt"]
+    assert attempts[-1]["pid"] == saved.pid
+
+
+def test_second_boot_is_a_local_hit(field: Field, plain: Boot, saved: Boot) -> None:
+    before = inodes(field.store("one"))
+    found = field.boot("shardboot", field.node("one"), field.model, *TP2)
+    assert (found.tier, found.reason) == ("local", "local.hit")
+    assert found.answer == plain.answer
+    assert inodes(field.store("one")) == before
+
+
+def inodes(store: Path) -> dict[str, tuple[int, int]]:
+    return {str(p): (p.stat().st_ino, p.stat().st_mtime_ns) for p in store.rglob("*")}
+
+
+def test_another_node_copies_from_the_shared_store(field: Field, plain: Boot, saved: Boot) -> None:
+    shared = str(field.room / "shared")
+    pushed = field.ask("push", field.node("one", shared=shared), field.model, *TP2)
+    found = field.boot("shardboot", field.node("two", shared=shared), field.model, *TP2)
+    assert (found.tier, found.reason) == ("shared", "shared.hit")
+    assert found.answer == plain.answer
+    assert field.checkpoint("two").name == pushed["checkpoint"]["name"]
+
+
+def test_checkpoint_directory_serves_as_the_model(field: Field, plain: Boot, saved: Boot) -> None:
+    found = field.boot("shardboot", field.node("three"), field.checkpoint("one"), *TP2)
+    assert (found.tier, found.reason) == ("local", "local.hit")
+    assert found.answer == plain.answer
+    assert not field.store("three").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "wanted", "found"),
+    [(("-tp", "1"), "tp", 1, 2), ((*TP2, "--dtype=float16"), "dtype", "float16", "bfloat16")],
+)
+def test_checkpoint_for_other_words_is_foreign(
+    words: tuple[str, ...], name: str, wanted: object, found: object, field: Field, saved: Boot
+) -> None:
+    plan = field.ask("plan", field.node("one"), field.model, *words)
+    assert plan["findings"]["local"]["finding"] == "foreign"
+    assert plan["differences"] == [{"field": name, "wanted": wanted, "found": found}]
+    assert (plan["action"], plan["reason"]) == ("save", "local.foreign")
+
+
+def test_checkpoint_of_another_vllm_is_foreign(field: Field, saved: Boot) -> None:
+    ours = manifests.decode((field.checkpoint("one") / MANIFEST).read_bytes())
+    key = replace(ours.key, vllm="0.31.0+cpu")
+    theirs = replace(ours, key=key, name=checkpoint_name(ours.source.name, key))
+    directory = field.store("old") / theirs.name
+    shutil.copytree(field.checkpoint("one"), directory)
+    (directory / MANIFEST).write_bytes(theirs.encode())
+    # Resolutions are remembered in the state directory: this costs no question to vLLM.
+    environ = field.node("one", local_dir=str(field.store("old")))
+    plan = field.ask("plan", environ, field.model, *TP2)
+    assert plan["findings"]["local"]["finding"] == "foreign"
+    assert plan["differences"] == [
+        {"field": "vllm", "wanted": ours.key.vllm, "found": "0.31.0+cpu"}
+    ]
+
+
+def test_fine_tune_with_one_other_row_is_another_model(field: Field, saved: Boot) -> None:
+    tuned = field.room / "tuned" / "model"
+    fine_tune(field.model, tuned)
+    plan = field.ask("plan", field.node("one"), tuned, *TP2)
+    assert plan["findings"]["local"]["finding"] == "foreign"
+    assert fields(plan) == ["model"]
+
+
+def test_same_files_elsewhere_are_the_same_model(field: Field, saved: Boot) -> None:
+    elsewhere = field.room / "elsewhere" / "model"
+    here = field.ask("plan", field.node("one"), field.model, *TP2)
+    for keeps_times in (False, True):
+        copy = shutil.copy2 if keeps_times else shutil.copyfile
+        shutil.copytree(field.model, elsewhere, copy_function=copy)
+        there = field.ask("plan", field.node("one"), elsewhere, *TP2)
+        assert (there["action"], there["reason"]) == ("reuse", "local.hit")
+        assert there["key"] == here["key"]
+        assert there["checkpoint"] == here["checkpoint"]
+        shutil.rmtree(elsewhere)
+
+
+def test_hub_id_in_the_cache_is_saved_and_hit(field: Field, saved: Boot) -> None:
+    hub = field.room / "hub"
+    fill_hub_cache(hub, field.model)
+    here = {"HF_HUB_CACHE": str(hub)}
+    environ = field.node("one", local_dir=str(field.store("hub"))) | here
+    made = field.ask("save", environ, HUB_ID, *TP2)
+    assert made["outcome"] == "made"
+    again = field.ask("plan", environ, HUB_ID, *TP2)
+    assert (again["action"], again["reason"]) == ("reuse", "local.hit")
+    assert again["checkpoint"] == made["checkpoint"]
+    source = manifests.decode((field.checkpoint("hub") / MANIFEST).read_bytes()).source
+    assert (source.name, source.revision) == (HUB_ID, COMMIT)
+    # The plain directory holds the same model: each side takes the other's checkpoint.
+    plain = field.ask("plan", environ, field.model, *TP2)
+    assert (plain["action"], plain["checkpoint"]) == ("reuse", made["checkpoint"])
+    other = field.ask("plan", field.node("one") | here, HUB_ID, *TP2)
+    assert (other["action"], other["key"]) == ("reuse", plain["key"])
+
+
+def fill_hub_cache(hub: Path, model: Path) -> None:
+    """Lay out `model` as huggingface_hub's cache does; large files' blobs have sha256 names."""
+    repository = hub / f"models--{HUB_ID.replace('/', '--')}"
+    snapshot = repository / "snapshots" / COMMIT
+    blobs = repository / "blobs"
+    for directory in (snapshot, blobs, repository / "refs"):
+        directory.mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    for path in sorted(model.iterdir()):
+        data = path.read_bytes()
+        is_large = path.suffix == ".safetensors"
+        blob = (hashlib.sha256 if is_large else hashlib.sha1)(data).hexdigest()
+        (blobs / blob).write_bytes(data)
+        (snapshot / path.name).symlink_to(Path("..", "..", "blobs", blob))
+
+
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_words_that_vllm_rejects_get_vllms_own_message(switch: str, field: Field) -> None:
+    words = ["serve", str(field.model), "--no-such-flag"]
+    theirs, ours = field.log(), field.log()
+    expected, _ = run([binary("vllm"), *words], environment(), theirs)
+    off = {"SHARDBOOT": "off"} if switch == "off" else {}
+    status, _ = run([binary("shardboot"), *words], field.node(switch) | off, ours)
+    assert expected != 0
+    assert status == expected
+    assert "--no-such-flag" in theirs.read_text()
+    assert last_line(ours) == last_line(theirs)
+    if switch == "off":
+        assert not field.state(switch).exists()
+        assert '"event"' not in ours.read_text()
+    else:
+        assert "engine.rejected" in ours.read_text()
+
+
+def last_line(log: Path) -> str:
+    return log.read_text().splitlines()[-1]
