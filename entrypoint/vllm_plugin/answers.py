@@ -8,7 +8,9 @@ from typing import Any
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.state.files import write_json
+from entrypoint.vllm_plugin import compat
 from entrypoint.vllm_plugin.evidence import digest_of, sketch_of
+from entrypoint.vllm_plugin.resolved_key import is_moe
 
 TOKENS = 16
 LENGTHS = (3, 17, 40)
@@ -28,13 +30,14 @@ def record(engine: Any, path: Path) -> None:
 
 def unanswerable(vllm_config: Any) -> str:
     """Say why such an engine cannot be asked from here; "" when it can."""
-    from vllm.platforms import current_platform
-
     parallel = vllm_config.parallel_config
     if getattr(parallel, "nnodes", 1) > 1:
         return "the engine spans nodes"
-    if parallel.pipeline_parallel_size > 1 and current_platform.is_cpu():
+    if parallel.pipeline_parallel_size > 1 and compat.is_cpu():
         return "vLLM generates nothing with pipeline stages on a CPU"
+    shares_experts = parallel.enable_expert_parallel and is_moe(vllm_config)
+    if shares_experts and parallel.tensor_parallel_size > 1 and compat.is_cpu():
+        return "vLLM's kernels for CPUs crash where ranks share out the experts"
     return ""
 
 

@@ -79,6 +79,13 @@ def undo_registrations(vllm_config: Any) -> Callable[[], None]:
     return undo
 
 
+def is_cpu() -> bool:
+    """Tell whether vLLM runs its kernels for CPUs."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
 def tp_pp_rank() -> tuple[int, int, int]:
     """Return this worker's (tp size, pp size, rank): rank = pp_rank x tp + tp_rank."""
     from vllm.distributed import get_pp_group, get_tp_group

@@ -132,7 +132,9 @@ def _scales(module: torch.nn.Module) -> torch.Tensor:
 
 def _experts(layer: torch.nn.Module, method: Any, given: _Input) -> Any:
     """Send tokens to all experts in turn, through the local kernel alone."""
-    experts, chosen = int(layer.global_num_experts), int(layer.top_k)
+    # A CPU's kernels take local numbers, and read beyond the weights at an expert of another rank.
+    experts = int(layer.local_num_experts if compat.is_cpu() else layer.global_num_experts)
+    chosen = int(layer.top_k)
     tokens = max(ROWS, -(-experts // chosen))
     hidden = int(layer.hidden_size)
     order = torch.arange(tokens * chosen, device="cpu").reshape(tokens, chosen) % experts
