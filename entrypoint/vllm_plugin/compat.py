@@ -56,6 +56,28 @@ def create_model(loader: Any, vllm_config: Any, model_config: Any, prefix: str) 
     return model
 
 
+def reads_weight_files(quant_config: Any) -> bool:
+    """Tell whether vLLM asks the weight files which layers `quant_config` is for."""
+    from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+
+    plain = getattr(QuantizationConfig, "maybe_update_config", None)
+    return getattr(type(quant_config), "maybe_update_config", None) is not plain
+
+
+def quant_config(model_config: Any, load_config: Any) -> Any:
+    """Return what vLLM makes of the model's quantization, for the files `model_config` names."""
+    from vllm.config import VllmConfig
+
+    return VllmConfig.get_quantization_config(model_config, load_config)
+
+
+def packed_modules(model_config: Any) -> dict[str, list[str]]:
+    """Return which layers the model's class fuses, and of what."""
+    utils = importlib.import_module("vllm.model_executor.model_loader.utils")
+    model_class, _ = utils.get_model_architecture(model_config)
+    return dict(getattr(model_class, "packed_modules_mapping", None) or {})
+
+
 def undo_registrations(vllm_config: Any) -> Callable[[], None]:
     """Return what makes `vllm_config` forget every layer that registers itself from now on.
 

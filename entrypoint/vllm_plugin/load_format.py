@@ -26,6 +26,7 @@ from entrypoint.vllm_plugin.decisions import decided, reproduce
 from entrypoint.vllm_plugin.evidence import Recorder
 from entrypoint.vllm_plugin.logical import logical_state
 from entrypoint.vllm_plugin.notes import Notes
+from entrypoint.vllm_plugin.quantized_layers import read_fused_names
 from entrypoint.vllm_plugin.read import Wanted, read_all
 from entrypoint.vllm_plugin.source import load_from_source
 from entrypoint.vllm_plugin.strict import compare
@@ -83,6 +84,7 @@ class ShardbootLoader(BaseModelLoader):
             with _agreeing():
                 self.manifest = _open_manifest(Path(model_config.model), self.digest)
                 reproduce(self.manifest.decisions, model_config)
+            read_fused_names(vllm_config, model_config)
             model = super().load_model(
                 vllm_config=vllm_config, model_config=model_config, prefix=prefix
             )

@@ -22,6 +22,8 @@ def load_from_source(
     with _pointing_at(model_config, source):
         _decide_anew(model_config, before)
         loader = compat.source_loader(vllm_config.load_config, "auto")
+        # It may name layers as the checkpoint's files do.
+        vllm_config.quant_config = compat.quant_config(model_config, loader.load_config)
         model: torch.nn.Module = loader.load_model(
             vllm_config=vllm_config, model_config=model_config, prefix=prefix
         )
