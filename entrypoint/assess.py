@@ -283,6 +283,8 @@ def unsavable(settings: Settings, resolution: Resolution, source: SourceView) ->
     """Return why no checkpoint can be saved here."""
     if source.here.timed_out:
         return Obstacle("source.hung", f"{source.here.word} does not answer", 30)
+    if source.here.broken:
+        return Obstacle("source.broken", source.here.broken, 30)
     if source.here.directory is None:
         text = f"{source.here.word} is not on this machine; it can be saved once vLLM fetched it"
         return Obstacle("source.absent", text, 31)

@@ -12,15 +12,16 @@ import os
 import select
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from entrypoint.checkpoint.digest import Json, canonical
+from entrypoint.checkpoint.digest import Json
 
-TERM_GRACE_SECONDS: Final = 1.0
+TERM_GRACE_SECONDS: Final = 0.5
 """Between SIGTERM and SIGKILL; short, so that a stop before exec takes less than two seconds."""
 
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
@@ -78,7 +79,8 @@ def ask(
 def _send(process: subprocess.Popen[bytes], request: Json) -> None:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        pipe.write(canonical(request))
+        # ASCII, so that words with bytes that are no UTF-8 arrive as they are.
+        pipe.write(json.dumps(request).encode())
 
 
 def _wait(
@@ -134,20 +136,42 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _group_lives(process: subprocess.Popen[bytes]) -> bool:
+    """Tell whether anything of the group still runs; its zombies hold no memory, and are not ours.
+
+    A zombie waits for a parent, perhaps an init that is in no hurry, and still takes signals.
+    """
     process.poll()
     try:
         os.killpg(process.pid, 0)
     except (ProcessLookupError, PermissionError):
         return False
-    return True
+    return any(_runs_in(entry, process.pid) for entry in os.listdir("/proc") if entry.isdigit())
 
 
-def last_lines(log: Path, count: int = 5) -> list[str]:
-    """Return the last non-empty lines of a child's log, for the message of a failure."""
+def _runs_in(pid: str, group: int) -> bool:
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 16_384))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
-    return [line.rstrip() for line in lines if line.strip()][-count:]
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in brackets, may hold anything; state, parent, group follow (proc(5)).
+            state, _, its_group, *_ = file.read().rpartition(b")")[2].split()
+    except (OSError, ValueError):
+        return False
+    return int(its_group) == group and state not in (b"Z", b"X")
+
+
+@contextlib.contextmanager
+def open_log(path: Path) -> Iterator[IO[bytes]]:
+    """Open a child's log, in a file that nobody keeps where `path` cannot be written."""
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            log: IO[bytes] = stack.enter_context(path.open("w+b"))
+        except OSError:
+            log = stack.enter_context(tempfile.TemporaryFile())
+        yield log
+
+
+def last_lines(log: IO[bytes], count: int = 3) -> str:
+    """Return the last non-empty lines of a child's log, for the message of a failure."""
+    log.seek(max(0, os.fstat(log.fileno()).st_size - 16_384))
+    lines = log.read().decode(errors="replace").splitlines()
+    return " | ".join([line.strip() for line in lines if line.strip()][-count:])

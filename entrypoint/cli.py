@@ -98,10 +98,6 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:
-        # The reader of our output has gone; nothing is left to say, and no flush may fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
     except Interrupted as error:
         click.echo(f"shardboot: {error}", err=True)
         sys.exit(exit_code_of(error))

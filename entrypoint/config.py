@@ -89,11 +89,12 @@ def _mode(word: str) -> int:
 
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BYTES |= {f"{unit}i": 1024**power for power, unit in enumerate(("", "k", "m", "g", "t")) if unit}
+_BYTES |= {f"{unit}b": size for unit, size in _BYTES.items()}
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def _quantity(word: str, units: Mapping[str, int], example: str) -> float:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*?)b?\s*", word.lower())
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([a-z]*)\s*", word.lower())
     if match is None or match[2] not in units:
         msg = f"expected {example}, found {word!r}"
         raise ValueError(msg)
@@ -269,7 +270,8 @@ def resolve(
         name = key.replace("-", "_")
         if name not in _BY_NAME:
             _unknown(f"{document_name}: {key}", name, [o.name for o in OPTIONS])
-        words[name] = (_as_word(value), f"{document_name}: {key}")
+        origin = f"{document_name}: {key}"
+        words[name] = (_as_word(value, _BY_NAME[name], origin), origin)
     for variable, value in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable in _RESERVED:
             continue
@@ -295,7 +297,11 @@ def _settings(words: Mapping[str, tuple[str, str]]) -> Settings:
     return Settings(**values)  # type: ignore[arg-type]
 
 
-def _as_word(value: object) -> str:
+def _as_word(value: object, option: Option, origin: str) -> str:
+    if option.parse is _mode and not isinstance(value, str):
+        # TOML's 0o640 arrives as 416, and 640 as 640: nobody can tell which was meant.
+        msg = f"{origin}: expected a mode as a text, found a number"
+        raise ConfigError(msg, hint=f'write {option.name} = "{option.default}"')
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)

@@ -89,13 +89,13 @@ def decide(situation: Situation, policy: Policy) -> Action:
         text = f"{in_words('local', local)}; the shared one has it"
         return _of(shared, "copy", "shared.hit", text)
     why = _miss(local, shared)
-    if situation.no_copy and policy.on_miss != "save":
-        return _without(situation, situation.no_copy, policy)
+    if isinstance(shared, Complete) and situation.no_copy:
+        why = situation.no_copy
     match policy.on_miss:
         case "refuse":
             return _refuse(why)
         case "source":
-            return _without(situation, why, policy, is_failure=False)
+            return _without(situation, why, policy, is_failure=why is situation.no_copy)
         case "save":
             if isinstance(local, Rejected) or isinstance(shared, Rejected):
                 # A save of the same key would most likely come out the same.

@@ -103,10 +103,9 @@ def read_evidence(directory: Path, side: Side, ranks: Sequence[int]) -> Evidence
 def _load(
     bench: Bench, side: Side, ranks: Sequence[int], checkpoint: tuple[Path, str] | None
 ) -> Evidence:
-    bench.logs.mkdir(parents=True, exist_ok=True)
     log_file = bench.logs / f"prove-{side}.log"
     path, digest = checkpoint or (None, None)
-    with log_file.open("wb") as log:
+    with child.open_log(log_file) as log:
         outcome = child.ask(
             [bench.engine.interpreter, "-P", "-m", PROVE_MODULE],
             {
@@ -120,6 +119,7 @@ def _load(
             log=log,
             timeout=bench.timeout,
         )
+        last = child.last_lines(log)
     answer = outcome.answer if isinstance(outcome.answer, dict) else {}
     if answer.get("status") == "ok":
         return read_evidence(bench.work, side, ranks)
@@ -127,6 +127,5 @@ def _load(
         msg = f"the {side} side: {answer.get('message')}"
         raise ProofError(msg)
     what = "took too long" if outcome.timed_out else f"ended with status {outcome.status}"
-    last = " | ".join(child.last_lines(log_file, 3))
     msg = f"loading the {side} side {what}: {last}"
     raise ProofError(msg, hint=f"its whole log is {log_file}")

@@ -146,7 +146,6 @@ class _Reading(threading.Thread):
 def _run_child(order: Order, staging: Staging) -> None:
     settings = order.settings
     expected = sum(file.size for file in order.source.weights)
-    order.log_file.parent.mkdir(parents=True, exist_ok=True)
     last = time.monotonic()
 
     def tick() -> None:
@@ -159,7 +158,7 @@ def _run_child(order: Order, staging: Staging) -> None:
         environ = prover.environ_for(order.environ, "source")
     else:
         environ = with_plugin(order.environ)
-    with order.log_file.open("wb") as log:
+    with child.open_log(order.log_file) as log:
         outcome = child.ask(
             [order.engine.interpreter, "-P", "-m", SAVE_MODULE],
             {
@@ -174,6 +173,7 @@ def _run_child(order: Order, staging: Staging) -> None:
             timeout=settings.save_timeout,
             on_tick=tick,
         )
+        last_words = child.last_lines(log)
     if outcome.timed_out:
         msg = f"the save took longer than {settings.save_timeout:.0f} s and was ended"
         hint = f"see {order.log_file}, or raise --save-timeout"
@@ -182,7 +182,6 @@ def _run_child(order: Order, staging: Staging) -> None:
     if answer.get("status") == "refused":
         raise SaveError(str(answer["message"]), reason=str(answer["reason"]))
     if answer.get("status") != "ok":
-        last_words = " | ".join(child.last_lines(order.log_file, 3))
         msg = f"the save child ended with status {outcome.status}: {last_words}"
         raise SaveError(msg, hint=f"its whole log is {order.log_file}")
 

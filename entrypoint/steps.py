@@ -13,7 +13,13 @@ from entrypoint.assess import Assessment, Boot, assess, proof_needed
 from entrypoint.checkpoint.digest import digest_json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
 from entrypoint.checkpoint.manifest import Manifest
-from entrypoint.errors import ConfigError, NotFoundError, ProofError, ShardbootError
+from entrypoint.errors import (
+    ConfigError,
+    NotFoundError,
+    ProofError,
+    ShardbootError,
+    StagingError,
+)
 from entrypoint.log import Log, human_bytes
 from entrypoint.plan import Action, decide, in_words
 from entrypoint.state.proofs import Proofs
@@ -40,7 +46,11 @@ def alone(
     """
     resolution = assessment.resolution
     assert resolution is not None
-    boot.settings.local_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        boot.settings.local_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"{boot.settings.local_dir}: cannot be made: {error.strerror}"
+        raise StagingError(msg, hint="mount a directory there, or name another one") from None
     name = digest_json([resolution.key.to_json(), resolution.model_word])[:16]
     path = boot.settings.local_dir / f".{name}.lock"
 

@@ -17,10 +17,8 @@ PIECE_BYTES = 8 * 1024 * 1024
 
 
 def canonical(value: Json) -> bytes:
-    """Return the one spelling of `value`: sorted keys, no blanks, UTF-8, no NaN."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    """Return the one spelling of `value`: sorted keys, no blanks, ASCII, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def digest_bytes(data: bytes) -> str:

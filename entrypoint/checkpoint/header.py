@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from entrypoint.checkpoint.index import MAX_HEADER_BYTES
 from entrypoint.errors import DamagedError
@@ -94,20 +95,14 @@ def parse(text: bytes, size: int, where: str) -> dict[str, Slice]:
     Raises: DamagedError naming the tensor.
     """
     try:
-        table = json.loads(text)
-        entries = [
-            (name, str(entry["dtype"]), tuple(entry["shape"]), *entry["data_offsets"])
-            for name, entry in table.items()
-            if name != "__metadata__"
-        ]
+        entries = sorted(_entries(json.loads(text)), key=lambda entry: (entry[3], entry[4]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{where}: header is not safetensors: {str(error)[:80]}") from None
     start = 8 + len(text)
     slices: dict[str, Slice] = {}
     offset = 0
-    for name, dtype, shape, begin, end in sorted(entries, key=lambda e: (e[3], e[4])):
-        whole = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
-        if not whole or dtype not in BITS or begin != offset:
+    for name, dtype, shape, begin, end in entries:
+        if dtype not in BITS or begin != offset:
             raise DamagedError(f"{where}: header entry {name!r} is odd or leaves a gap")
         if (end - begin) * 8 != math.prod(shape) * BITS[dtype]:
             raise DamagedError(f"{where}: {name!r} takes {end - begin} bytes for {dtype} {shape}")
@@ -116,6 +111,18 @@ def parse(text: bytes, size: int, where: str) -> dict[str, Slice]:
     if start + offset != size:
         raise DamagedError(f"{where}: header declares {start + offset} bytes, the file has {size}")
     return slices
+
+
+def _entries(table: dict[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
+    for name, entry in table.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+            msg = f"{name[:80]!r} has an odd shape or offset"
+            raise ValueError(msg)
+        yield name, str(entry["dtype"]), shape, begin, end
 
 
 _SIGNS = (

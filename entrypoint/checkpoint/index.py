@@ -64,7 +64,14 @@ def decode(data: bytes) -> tuple[TensorEntry, ...]:
             for name, entries in document["tensors"].items()
             for entry in entries
         )
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         msg = f"index.json: not an index of schema 1: {str(error)[:120]}"
         raise ManifestError(msg) from None
 

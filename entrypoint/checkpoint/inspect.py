@@ -76,7 +76,7 @@ def examine(
         try:
             # Strings, not Path objects: this runs once a file on every boot.
             status = os.lstat(f"{directory}/{entry.path}")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             wrong.append(f"{entry.path}: missing")
             continue
         if not stat.S_ISREG(status.st_mode):
@@ -102,12 +102,14 @@ def _strays(directory: Path, manifest: Manifest) -> list[str]:
 
 def _structure(directory: Path, entries: Iterable[FileEntry]) -> list[str]:
     by_path = {entry.path: entry for entry in entries}
+    if INDEX not in by_path:
+        return [f"{INDEX}: not listed in the manifest"]
     try:
         tensors = index.by_file(_read_index(directory, by_path[INDEX]))
         for entry in by_path.values():
             if entry.role == "weights":
                 _match(directory / entry.path, tensors.get(entry.path, {}), entry)
-    except (DamagedError, ManifestError) as error:
+    except (DamagedError, ManifestError, ValueError) as error:
         return [str(error)]
     return []
 

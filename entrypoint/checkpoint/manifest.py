@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn, cast
 
-from entrypoint.checkpoint.digest import Json, canonical, digest_bytes, digest_json
+from entrypoint.checkpoint.digest import Json, canonical, digest_json
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import Layout
 from entrypoint.errors import ManifestError
@@ -135,6 +135,7 @@ def decode(data: bytes) -> Manifest:
     """
     document = _object(_parse(data), "manifest")
     claimed = document.pop("blake3", None)
+    found = _digest_of(document)
     if document.get("schema") != SCHEMA:
         _refuse("schema", f"{SCHEMA}", document.get("schema"))
     _exactly(
@@ -158,16 +159,11 @@ def decode(data: bytes) -> Manifest:
     )
     if document["key_digest"] != key.digest:
         _refuse("key_digest", key.digest, document["key_digest"])
-    if claimed != digest_json(document):
+    if claimed != found:
         _refuse("blake3", "the digest of the rest of the manifest", claimed)
     if (layout.tp, layout.pp) != (key.tp, key.pp):
         _refuse("layout", f"tp {key.tp}, pp {key.pp} as in the key", document["layout"])
     return manifest
-
-
-def digest_of_bytes(data: bytes) -> str:
-    """Return the digest of a manifest's exact bytes, for noticing that it moved."""
-    return digest_bytes(data)
 
 
 def _parse(data: bytes) -> Json:
@@ -178,6 +174,14 @@ def _parse(data: bytes) -> Json:
         return cast("Json", json.loads(data, parse_constant=_no_constant, parse_float=_no_float))
     except (ValueError, RecursionError) as error:
         msg = f"manifest: not JSON as schema {SCHEMA} allows: {str(error)[:200]}"
+        raise ManifestError(msg) from None
+
+
+def _digest_of(document: dict[str, Json]) -> str:
+    try:
+        return digest_json(document)
+    except RecursionError:
+        msg = "manifest: nested too deeply"
         raise ManifestError(msg) from None
 
 
@@ -214,9 +218,18 @@ def _exactly(value: Mapping[str, Json], field: str, names: set[str]) -> None:
 
 
 def _text(value: Json, field: str, limit: int = 4096) -> str:
-    if not isinstance(value, str) or len(value) > limit:
+    if not isinstance(value, str) or len(value) > limit or not _is_text(value):
         _refuse(field, f"a text of at most {limit} characters", value)
     return value
+
+
+def _is_text(value: str) -> bool:
+    """Tell real text from what holds half of a surrogate pair, and could not be written."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _count(value: Json, field: str, limit: int) -> int:
@@ -290,6 +303,8 @@ def _files(value: Json, layout: Layout) -> tuple[FileEntry, ...]:
     paths = [entry.path for entry in entries]
     if len(set(paths)) != len(paths):
         _refuse("files", "every path once", sorted(p for p in set(paths) if paths.count(p) > 1))
+    if INDEX not in paths:
+        _refuse("files", f"{INDEX} among them", "none")
     parts: dict[int, set[int]] = {rank: set() for rank in layout.ranks}
     for entry in entries:
         if entry.role == "weights":

@@ -56,8 +56,6 @@ class Resolution:
         Quantized, MoE and the like have weights that vLLM works on further after loading.
         """
         kinds = [name for name, is_so in sorted(self.kind.items()) if is_so]
-        if self.draft != "none":
-            kinds.append("draft")
         if not tried(self.key.vllm):
             kinds.append("untried vLLM")
         return ", ".join(kinds).replace("_", " ")
@@ -143,17 +141,17 @@ def _ask(engine: Executable, words: Sequence[str], environ: Mapping[str, str]) -
 
     from entrypoint import child  # noqa: PLC0415
 
-    with tempfile.NamedTemporaryFile(prefix="shardboot-resolve-") as log:
+    with tempfile.TemporaryFile() as log:
         outcome = child.ask(
             [engine.interpreter, "-P", str(RESOLVE_PROGRAM)],
             {"words": list(words)},
             environ=environ,
-            log=log.file,
+            log=log,
             timeout=RESOLVE_TIMEOUT_SECONDS,
         )
         if isinstance(outcome.answer, dict) and "status" in outcome.answer:
             return outcome.answer
-        last = " | ".join(child.last_lines(Path(log.name), 3))
+        last = child.last_lines(log)
     if outcome.timed_out:
         msg = f"vLLM did not say within {RESOLVE_TIMEOUT_SECONDS:.0f} s how it reads the words"
     else:

@@ -55,6 +55,7 @@ class Survey:
     """What a look at the source found; `directory` is None when it is not on this machine.
 
     `timed_out`: the look hung, so nothing is known. `denied`: the path this user may not read.
+    `broken`: what is wrong with the source that is there, so that it is as good as none.
     """
 
     word: str
@@ -65,6 +66,7 @@ class Survey:
     is_checkpoint: bool = False
     timed_out: bool = False
     denied: str | None = None
+    broken: str | None = None
 
     @property
     def stamps(self) -> Json:
@@ -133,15 +135,23 @@ def _decode(answer: bytes) -> Survey:
 
 def look(word: str, revision: str | None, environ: Mapping[str, str]) -> Survey:
     """Find the source on this machine, and stat its files. May hang with the file system."""
+    try:
+        return _look(word, revision, environ)
+    except PermissionError as error:
+        return Survey(word=word, denied=str(error.filename))
+    except FileNotFoundError as error:
+        return Survey(word=word, broken=f"{error.filename}: a link to a file that is not there")
+    except OSError as error:
+        return Survey(word=word, broken=f"{error.filename}: {error.strerror}")
+
+
+def _look(word: str, revision: str | None, environ: Mapping[str, str]) -> Survey:
     directory, commit = _locate(word, revision, environ)
     if directory is None:
         return Survey(word=word, revision=commit)
     if (directory / MANIFEST).is_file():
         return Survey(word=word, directory=str(directory), is_checkpoint=True)
-    try:
-        weights, model_files = _files(directory)
-    except PermissionError as error:
-        return Survey(word=word, directory=str(directory), denied=str(error.filename))
+    weights, model_files = _files(directory)
     return Survey(
         word=word,
         directory=str(directory),

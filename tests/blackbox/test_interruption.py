@@ -92,9 +92,6 @@ def test_a_signal_while_vllm_is_asked_ends_the_asking(house: House) -> None:
     assert all(is_gone(pid) for pid in processes_of(house))
 
 
-@pytest.mark.xfail(
-    reason="child.end_group: waits for zombies of the group, which only their new parent can reap"
-)
 def test_a_save_that_is_deaf_to_signals_delays_the_end_by_less_than_two_seconds(
     house: House,
 ) -> None:

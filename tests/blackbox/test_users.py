@@ -162,16 +162,13 @@ def test_not_root_it_stays_who_it_is_and_says_so_once(house: House) -> None:
     assert "user.kept" not in house.finish(same).events
 
 
-SURVEY_BUG = "survey.look: is_dir and is_file raise EACCES outside of its try: said to be hung"
-
-
 @pytest.mark.parametrize(
     "closed",
     [
         "model/model.safetensors",
         "model/config.json",
-        pytest.param("model", marks=pytest.mark.xfail(reason=SURVEY_BUG)),
-        pytest.param("above", marks=pytest.mark.xfail(reason=SURVEY_BUG)),
+        "model",
+        "above",
     ],
 )
 def test_a_source_that_the_user_may_not_read_is_exit_60_with_a_hint(

@@ -55,7 +55,7 @@ def test_taking_a_rejection_back_starts_the_count_anew() -> None:
 
 def test_foreign_lines_are_no_harm() -> None:
     odd: list[dict[str, Json]] = [{}, {"event": None}, {"boot": 3, "event": ["x"]}]
-    assert failures_in_row([*odd, *ledger(FAILED), *odd], "m", "h1") == 1
+    assert failures_in_row(odd + ledger(FAILED) + odd, "m", "h1") == 1
 
 
 def test_delays_grow_from_nothing_to_a_bound() -> None:

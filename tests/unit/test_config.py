@@ -186,20 +186,17 @@ def test_what_makes_no_sense_is_refused_by_name(name: str, word: str, says: str)
     assert name in str(caught.value).replace("-", "_")
 
 
-@pytest.mark.xfail(reason="config._quantity: the `b` of bytes is cut off times too")
 @pytest.mark.parametrize("word", ["90b", "1hb"])
 def test_a_time_in_bytes_is_refused(word: str) -> None:
     with pytest.raises(ConfigError):
         resolve({"save_timeout": word}, {})
 
 
-@pytest.mark.xfail(reason="config._bytes: int(inf) is an OverflowError")
 def test_a_size_beyond_all_numbers_is_refused() -> None:
     with pytest.raises(ConfigError):
         resolve({"reserve_bytes": "9" * 400}, {})
 
 
-@pytest.mark.xfail(reason="config._as_word: TOML's 0o644 is 420, which is then read as octal")
 def test_an_octal_number_of_toml_is_that_mode_or_refused() -> None:
     with contextlib.suppress(ConfigError):
         assert resolve({}, {}, {"file_mode": 0o644}).file_mode == 0o644

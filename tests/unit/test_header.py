@@ -138,42 +138,37 @@ def entry(
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
-Marks = pytest.MarkDecorator | tuple[()]
-SORT_BUG = pytest.mark.xfail(reason="header.parse: offsets are sorted and unpacked outside its try")
-
-ODD: list[tuple[str, object, Marks]] = [
-    ("a list", [], ()),
-    ("a number", 3, ()),
-    ("entry a word", {"x": "y"}, ()),
-    ("no dtype", {"x": {"shape": [4], "data_offsets": [0, 4]}}, ()),
-    ("dtype unknown", {"x": entry("I7")}, ()),
-    ("dtype a list", {"x": entry(["I8"])}, ()),
-    ("shape negative", {"x": entry(shape=[-4])}, ()),
-    ("shape a float", {"x": entry(shape=[4.0])}, ()),
-    ("shape true", {"x": entry(shape=[True, 4])}, ()),
-    ("shape a word", {"x": entry(shape="four")}, ()),
-    ("shape null", {"x": entry(shape=None)}, ()),
-    ("shape huge", {"x": entry(shape=[10**30])}, ()),
-    ("gap before", {"x": entry(offsets=(1, 5))}, ()),
-    ("gap between", {"x": entry(shape=[2], offsets=(0, 2)), "y": entry(offsets=(3, 7))}, ()),
-    ("overlap", {"x": entry(), "y": entry(offsets=(2, 6))}, ()),
-    ("backwards", {"x": entry(offsets=(4, 0))}, ()),
-    ("beyond the file", {"x": entry(shape=[40], offsets=(0, 40))}, ()),
-    ("too few bytes", {"x": entry(shape=[3])}, ()),
-    ("offset a float", {"x": entry(offsets=(0, 4.0))}, ()),
-    ("offset true", {"x": entry(shape=[1], offsets=(False, True))}, ()),
-    ("offsets null", {"x": entry(offsets=None)}, ()),
-    ("one offset", {"x": entry(offsets=(0,))}, SORT_BUG),
-    ("no offset", {"x": entry(offsets=())}, SORT_BUG),
-    ("three offsets", {"x": entry(offsets=(0, 4, 8))}, SORT_BUG),
-    ("offset a word", {"x": entry(), "y": entry(offsets=("4", 8))}, SORT_BUG),
-    ("offset null", {"x": entry(), "y": entry(offsets=(None, 8))}, SORT_BUG),
+ODD: list[tuple[str, object]] = [
+    ("a list", []),
+    ("a number", 3),
+    ("entry a word", {"x": "y"}),
+    ("no dtype", {"x": {"shape": [4], "data_offsets": [0, 4]}}),
+    ("dtype unknown", {"x": entry("I7")}),
+    ("dtype a list", {"x": entry(["I8"])}),
+    ("shape negative", {"x": entry(shape=[-4])}),
+    ("shape a float", {"x": entry(shape=[4.0])}),
+    ("shape true", {"x": entry(shape=[True, 4])}),
+    ("shape a word", {"x": entry(shape="four")}),
+    ("shape null", {"x": entry(shape=None)}),
+    ("shape huge", {"x": entry(shape=[10**30])}),
+    ("gap before", {"x": entry(offsets=(1, 5))}),
+    ("gap between", {"x": entry(shape=[2], offsets=(0, 2)), "y": entry(offsets=(3, 7))}),
+    ("overlap", {"x": entry(), "y": entry(offsets=(2, 6))}),
+    ("backwards", {"x": entry(offsets=(4, 0))}),
+    ("beyond the file", {"x": entry(shape=[40], offsets=(0, 40))}),
+    ("too few bytes", {"x": entry(shape=[3])}),
+    ("offset a float", {"x": entry(offsets=(0, 4.0))}),
+    ("offset true", {"x": entry(shape=[1], offsets=(False, True))}),
+    ("offsets null", {"x": entry(offsets=None)}),
+    ("one offset", {"x": entry(offsets=(0,))}),
+    ("no offset", {"x": entry(offsets=())}),
+    ("three offsets", {"x": entry(offsets=(0, 4, 8))}),
+    ("offset a word", {"x": entry(), "y": entry(offsets=("4", 8))}),
+    ("offset null", {"x": entry(), "y": entry(offsets=(None, 8))}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "table", [pytest.param(table, id=name, marks=marks) for name, table, marks in ODD]
-)
+@pytest.mark.parametrize("table", [pytest.param(table, id=name) for name, table in ODD])
 def test_a_header_that_does_not_add_up_is_damaged(tmp_path: Path, table: object) -> None:
     text = json.dumps(table).encode()
     path = tmp_path / "x.safetensors"
@@ -190,7 +185,6 @@ def test_a_header_that_is_no_json_is_damaged(tmp_path: Path, text: bytes) -> Non
         header.read(path)
 
 
-@pytest.mark.xfail(reason="header.parse: `[0.4]` for `[0,4]` is an IndexError")
 def test_no_changed_byte_of_a_header_raises_anything_else() -> None:
     head, _ = header.encode(TENSORS)
     text = head[8:]

@@ -123,16 +123,12 @@ def test_a_truncated_header_is_said_in_words(checkpoint: Checkpoint) -> None:
     assert "zeros" in wrong
 
 
-@pytest.mark.xfail(reason="inspect._structure: KeyError where the manifest lists no index.json")
 def test_a_manifest_without_an_index_is_a_discrepancy(checkpoint: Checkpoint) -> None:
     kept = tuple(entry for entry in checkpoint.manifest.files if entry.path != INDEX)
     object.__setattr__(checkpoint.manifest, "files", kept)
     assert len(checkpoint.look()) == 1
 
 
-@pytest.mark.xfail(
-    reason="inspect.examine: NotADirectoryError of one file counts as no look at all"
-)
 def test_a_file_where_a_directory_was_is_a_discrepancy(checkpoint: Checkpoint) -> None:
     (checkpoint.path / "templates" / "chat.jinja").unlink()
     (checkpoint.path / "templates").rmdir()

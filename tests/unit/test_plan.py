@@ -163,15 +163,11 @@ def test_what_the_user_asked_for_is_never_refused(on_miss: OnMiss, on_failure: O
 )
 def test_after_a_copy_failed_the_next_choice_names_the_failure(
     manifest: Manifest,
-    request: pytest.FixtureRequest,
     on_miss: OnMiss,
     on_failure: OnFailure,
     kind: str,
     reason: str,
 ) -> None:
-    if on_miss == "save":
-        bug = "plan._miss: after a failed copy the save's reason is `shared.complete`"
-        request.applymarker(pytest.mark.xfail(reason=bug))
     shared = Complete(manifest, "/s")
     action = outcome(Absent(), shared, on_miss, on_failure, no_copy=BROKEN)
     assert (action.kind, action.reason) == (kind, reason)
