@@ -49,7 +49,8 @@ def test_other_checkpoints_and_other_boots_of_the_host_do_not_count() -> None:
 
 
 def test_taking_a_rejection_back_starts_the_count_anew() -> None:
-    entries = [*ledger(FAILED, FAILED, FAILED), {"event": "unrejected", "manifest": "m"}]
+    entries = ledger(FAILED, FAILED, FAILED)
+    entries.append({"event": "unrejected", "manifest": "m"})
     assert failures_in_row(entries, "m", "h1") == 0
 
 
