@@ -6,10 +6,10 @@ The standard library alone, so that scripts/demo can import it before anything i
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Final, Self
 
 RUN_SECONDS: Final = 600.0
 STOP_SECONDS: Final = 15.0
-PR_SET_PDEATHSIG: Final = 1
 
 
 class ProgramError(Exception):
@@ -46,9 +45,14 @@ class Program:
                 stderr=err,
                 env=dict(environ),
                 start_new_session=True,
-                # Not even kill -9 of this process leaves it behind.
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 - it only makes a system call
             )
+        # Not even kill -9 of this process leaves the program behind. PR_SET_PDEATHSIG would not do:
+        # vLLM misses a SIGTERM while it starts, and a SIGKILL reaches only the first of its tree.
+        self.watcher = subprocess.Popen(
+            [sys.executable, "-S", "-E", __file__, str(self.process.pid)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -79,6 +83,8 @@ class Program:
             os.killpg(self.process.pid, signal.SIGKILL)
         end(family)
         self.process.wait()
+        self.watcher.kill()
+        self.watcher.communicate()
 
 
 def run(command: Sequence[str], environ: Mapping[str, str], log: Path) -> tuple[int, str]:
@@ -92,10 +98,6 @@ def run(command: Sequence[str], environ: Mapping[str, str], log: Path) -> tuple[
     text = said.read_text()
     said.unlink()
     return status, text
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -137,3 +139,15 @@ def _start_of(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] == "Z" else fields[19]
+
+
+def watch(pid: int) -> None:
+    """Wait until whoever started `pid` is gone, then end it with all its descendants."""
+    start = _start_of(pid)
+    sys.stdin.read()
+    if start is not None:
+        end({pid: start} | descendants(pid))
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]))
