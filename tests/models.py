@@ -19,15 +19,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from architectures import ARCHITECTURES, EXPERTS, VOCABULARY, mlp
+
 if TYPE_CHECKING:
     import torch
 
-KINDS: Final = ("dense", "tied", "bias", "moe", "int8", "awq")
+LLAMAS: Final = ("dense", "tied", "bias", "moe", "custom")
+QUANTIZED: Final = ("int8", "int8-static", "awq", "gptq", "wna16")
+KINDS: Final = (*LLAMAS, *QUANTIZED, *ARCHITECTURES)
+"""`custom` is a Llama whose code comes with it (`--trust-remote-code`); `bert` pools."""
 
-VOCABULARY: Final = 512
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
-EXPERTS: Final = 8
-AWQ_GROUP: Final = 64
+GROUP: Final = 64
 # The place of each of eight consecutive outputs in one int32 of an AWQ file, lowest bits first.
 AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 # Weights have a standard deviation of GAIN / sqrt(inputs). Default inits (0.02) give one token over
@@ -40,6 +43,30 @@ CHAT_TEMPLATE: Final = (
     "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
+
+
+CUSTOM_CODE: Final = {
+    "configuration_tiny.py": """\
+from transformers import LlamaConfig
+
+
+class TinyConfig(LlamaConfig):
+    model_type = "tiny_custom"
+""",
+    "modeling_tiny.py": """\
+from transformers import LlamaForCausalLM, LlamaModel
+
+from .configuration_tiny import TinyConfig
+
+
+class TinyModel(LlamaModel):
+    config_class = TinyConfig
+
+
+class TinyForCausalLM(LlamaForCausalLM):
+    config_class = TinyConfig
+""",
+}
 
 
 def make_model(
@@ -55,6 +82,9 @@ def make_model(
     _write_json(directory / "config.json", config)
     _write_weights(directory, _tensors(kind, config, seed))
     _write_tokenizer(directory)
+    if kind == "custom":
+        for name, code in CUSTOM_CODE.items():
+            (directory / name).write_text(code)
     # top_k 1: a checkpoint that lost this file samples at random, and shows.
     sampling = {"bos_token_id": 0, "eos_token_id": 1, "do_sample": True, "top_k": 1}
     _write_json(directory / "generation_config.json", sampling)
@@ -85,6 +115,8 @@ def fine_tune(src: Path, dst: Path) -> None:
 def _config(kind: str, hidden: int, layers: int) -> dict[str, Any]:
     if kind not in KINDS:
         raise ValueError(f"{kind}: not one of {', '.join(KINDS)}")
+    if kind in ARCHITECTURES:
+        return ARCHITECTURES[kind].config(hidden, layers)
     heads = max(8, hidden // 128)
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
@@ -118,34 +150,55 @@ def _config(kind: str, hidden: int, layers: int) -> dict[str, Any]:
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
         }
-    elif kind == "int8":
-        eight_bits = {"num_bits": 8, "type": "int", "symmetric": True}
-        config["quantization_config"] = {
-            "quant_method": "compressed-tensors",
-            "format": "int-quantized",
-            "quantization_status": "compressed",
-            "ignore": ["lm_head"],
-            "config_groups": {
-                "group_0": {
-                    "targets": ["Linear"],
-                    "weights": eight_bits | {"strategy": "channel", "dynamic": False},
-                    "input_activations": eight_bits | {"strategy": "token", "dynamic": True},
-                }
+    elif kind == "custom":
+        config |= {
+            "architectures": ["TinyForCausalLM"],
+            "model_type": "tiny_custom",
+            "auto_map": {
+                "AutoConfig": "configuration_tiny.TinyConfig",
+                "AutoModel": "modeling_tiny.TinyModel",
+                "AutoModelForCausalLM": "modeling_tiny.TinyForCausalLM",
             },
         }
-    elif kind == "awq":
-        config["quantization_config"] = {
-            "quant_method": "awq",
-            "version": "gemm",
-            "bits": 4,
-            "group_size": AWQ_GROUP,
-            "zero_point": True,
-        }
+    if kind in QUANTIZED:
+        config["quantization_config"] = _quantization(kind)
     return config
+
+
+def _quantization(kind: str) -> dict[str, Any]:
+    if kind == "awq":
+        four_bits = {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": GROUP}
+        return four_bits | {"zero_point": True}
+    if kind == "gptq":
+        four_bits = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
+        return four_bits | {"desc_act": False, "sym": True, "lm_head": False}
+    integers = {"type": "int", "symmetric": True}
+    scheme: dict[str, Any] = {"targets": ["Linear"]}
+    if kind == "wna16":
+        groups = {"num_bits": 4, "strategy": "group", "group_size": GROUP, "dynamic": False}
+        scheme["weights"] = integers | groups
+    else:
+        eight_bits = integers | {"num_bits": 8}
+        inputs = "tensor" if kind == "int8-static" else "token"
+        scheme["weights"] = eight_bits | {"strategy": "channel", "dynamic": False}
+        scheme["input_activations"] = eight_bits | {
+            "strategy": inputs,
+            "dynamic": inputs == "token",
+        }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized" if kind == "wna16" else "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": scheme},
+    }
 
 
 def _shapes(kind: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name and shape of every tensor before quantization, as files on the hub do."""
+    if kind in ARCHITECTURES:
+        yield from ARCHITECTURES[kind].shapes(config)
+        return
     hidden, head = config["hidden_size"], config["head_dim"]
     queries = config["num_attention_heads"] * head
     keys = config["num_key_value_heads"] * head
@@ -165,18 +218,12 @@ def _shapes(kind: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int,
             yield f"{prefix}.mlp.gate.weight", (EXPERTS, hidden)
             for expert in range(EXPERTS):
                 wide = config["moe_intermediate_size"]
-                yield from _mlp(f"{prefix}.mlp.experts.{expert}", hidden, wide)
+                yield from mlp(f"{prefix}.mlp.experts.{expert}", hidden, wide)
         else:
-            yield from _mlp(f"{prefix}.mlp", hidden, config["intermediate_size"])
+            yield from mlp(f"{prefix}.mlp", hidden, config["intermediate_size"])
     yield "model.norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", (VOCABULARY, hidden)
-
-
-def _mlp(prefix: str, hidden: int, wide: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{prefix}.gate_proj.weight", (wide, hidden)
-    yield f"{prefix}.up_proj.weight", (wide, hidden)
-    yield f"{prefix}.down_proj.weight", (hidden, wide)
 
 
 def _tensors(kind: str, config: dict[str, Any], seed: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -184,23 +231,32 @@ def _tensors(kind: str, config: dict[str, Any], seed: int) -> Iterator[tuple[str
     import torch
 
     quantize: Callable[[str, torch.Tensor], dict[str, torch.Tensor]] | None
-    quantize = {"int8": _int8, "awq": _awq}.get(kind)
+    quantize = {
+        "int8": _int8,
+        "int8-static": _int8_static,
+        "awq": _awq,
+        "gptq": _gptq,
+        "wna16": _wna16,
+    }.get(kind)
     for name, shape in _shapes(kind, config):
         # A generator a tensor, so that a value depends on its name and not on its neighbours.
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         values = torch.empty(shape, dtype=torch.bfloat16).normal_(generator=generator)
-        if name.endswith("norm.weight"):
+        if len(shape) == 1 and name.endswith((".weight", ".D")):
             yield name, 1 + values.mul_(0.2)
-        elif name.endswith(".bias"):
+        elif len(shape) == 1:
             yield name, values
         elif quantize is not None and "_proj." in name:
             yield from quantize(name.removesuffix(".weight"), _scaled(values).float()).items()
+        elif kind == "gemma3" and "embed_tokens" in name:
+            # Gemma multiplies by the root; left so large, a tied token would only ask for itself.
+            yield name, _scaled(values) / math.sqrt(values.shape[1])
         else:
             yield name, _scaled(values)
 
 
 def _scaled(values: torch.Tensor) -> torch.Tensor:
-    return values.mul_(GAIN / math.sqrt(values.shape[1]))
+    return values.mul_(GAIN / math.sqrt(values.shape[-1]))
 
 
 def _int8(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -212,29 +268,74 @@ def _int8(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {f"{name}.weight": quantized, f"{name}.weight_scale": scale}
 
 
+def _int8_static(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Quantize as `_int8`, and inputs with one scale a layer: normed ones rarely exceed four."""
+    import torch
+
+    input_scale = torch.tensor([4 / 127], dtype=torch.bfloat16)
+    return _int8(name, weight) | {f"{name}.input_scale": input_scale}
+
+
+def _gptq(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Quantize to GPTQ's symmetric 4 bits: [in / 8, out], a scale by group, zeros stored less 1."""
+    import torch
+
+    quantized, scale = _four_bits(weight)
+    inputs, outputs = weight.shape[1], weight.shape[0]
+    zeros = torch.full((inputs // GROUP, outputs), 7.0)
+    return {
+        f"{name}.qweight": _pack(quantized).t().contiguous(),
+        f"{name}.qzeros": _pack(zeros),
+        f"{name}.scales": scale.t().contiguous(),
+        f"{name}.g_idx": torch.arange(inputs, dtype=torch.int32) // GROUP,
+    }
+
+
+def _wna16(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Quantize to compressed-tensors' packed 4 bits: [out, in / 8], a scale by group."""
+    import torch
+
+    quantized, scale = _four_bits(weight)
+    return {
+        f"{name}.weight_packed": _pack(quantized),
+        f"{name}.weight_scale": scale,
+        f"{name}.weight_shape": torch.tensor(weight.shape, dtype=torch.int64),
+    }
+
+
+def _four_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return values from 0 to 15 about 8, and the scale of every group of inputs."""
+    import torch
+
+    grouped = weight.reshape(weight.shape[0], -1, GROUP)
+    scale = (grouped.abs().amax(dim=2, keepdim=True) / 7).to(torch.bfloat16)
+    quantized = (grouped / scale.float()).round().clamp(-8, 7) + 8
+    return quantized.reshape(weight.shape), scale.squeeze(2)
+
+
 def _awq(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """Quantize to AWQ's 4-bit gemm format: [in, out / 8], scales and zeros by groups of inputs."""
     import torch
 
-    grouped = weight.t().reshape(-1, AWQ_GROUP, weight.shape[0])
+    grouped = weight.t().reshape(-1, GROUP, weight.shape[0])
     low, high = grouped.amin(dim=1, keepdim=True), grouped.amax(dim=1, keepdim=True)
     scale = ((high - low) / 15).to(torch.bfloat16).float()
     zero = (-low / scale).round().clamp(0, 15)
     quantized = (grouped / scale + zero).round().clamp(0, 15).reshape(-1, weight.shape[0])
     return {
-        f"{name}.qweight": _pack(quantized),
-        f"{name}.qzeros": _pack(zero.squeeze(1)),
+        f"{name}.qweight": _pack(quantized, AWQ_ORDER),
+        f"{name}.qzeros": _pack(zero.squeeze(1), AWQ_ORDER),
         f"{name}.scales": scale.squeeze(1).to(torch.bfloat16),
     }
 
 
-def _pack(values: torch.Tensor) -> torch.Tensor:
-    """Pack eight 4-bit values of a row into each int32, in AWQ's order."""
+def _pack(values: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
+    """Pack eight 4-bit values of a row into each int32, lowest bits first."""
     import torch
 
     eights = values.to(torch.int64).reshape(values.shape[0], -1, 8)
     packed = torch.zeros(eights.shape[:2], dtype=torch.int64)
-    for position, source in enumerate(AWQ_ORDER):
+    for position, source in enumerate(order):
         packed |= eights[:, :, source] << (4 * position)
     # Above 2 ** 31 the top bit is the sign of what vLLM reads.
     return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
