@@ -5,7 +5,6 @@ One table, `OPTIONS`, is the whole surface; flags, variables, TOML keys and docs
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -308,6 +307,8 @@ def _as_word(value: object, option: Option, origin: str) -> str:
 
 
 def _unknown(what: str, name: str, known: list[str]) -> None:
+    import difflib  # noqa: PLC0415 - a right setting needs no neighbours
+
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "see `shardboot serve --help` for all settings"
     msg = f"{what}: unknown setting"

@@ -18,6 +18,7 @@ from entrypoint.checkpoint.finding import (
     Foreign,
     Rejected,
     Unreachable,
+    word_of,
 )
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import (
@@ -78,7 +79,7 @@ def finding_json(finding: Finding) -> dict[str, Json]:
             rest = {"error": error}
         case _:
             assert_never(finding)
-    return {"finding": finding.word, **rest}
+    return {"finding": word_of(finding), **rest}
 
 
 def plan_text(assessment: Assessment, action: Action) -> str:

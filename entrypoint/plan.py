@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from entrypoint.checkpoint.finding import (
     Absent,
@@ -14,6 +14,7 @@ from entrypoint.checkpoint.finding import (
     Foreign,
     Rejected,
     Unreachable,
+    word_of,
 )
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.config import OnFailure, OnMiss
@@ -21,8 +22,7 @@ from entrypoint.config import OnFailure, OnMiss
 Kind = Literal["reuse", "copy", "save", "serve-source", "refuse"]
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
+class Obstacle(NamedTuple):
     """Why something is not done: its reason code, in words, and the exit code if refused for it.
 
     `is_wish`: the user's own words ask for it, so that no policy may refuse.
@@ -51,16 +51,14 @@ class Situation:
     has_source: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Policy(NamedTuple):
     """What the operator wants where it is a matter of taste."""
 
     on_miss: OnMiss
     on_failure: OnFailure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
+class Action(NamedTuple):
     """What boot does next, and why: `reason` is a stable dotted word, `text` one line for people.
 
     `manifest` and `path` tell which checkpoint, for reuse and copy. `exit_code` is what a
@@ -165,7 +163,8 @@ def _lack(store: str, finding: Finding, text: str) -> Obstacle:
     if isinstance(finding, Rejected):
         code = _REJECTED_EXIT_CODES.get(finding.kind, 51)
         return Obstacle(f"{store}.{finding.kind}", text, code)
-    return Obstacle(f"{store}.{finding.word}", text, _MISS_EXIT_CODES.get(finding.word, 1))
+    word = word_of(finding)
+    return Obstacle(f"{store}.{word}", text, _MISS_EXIT_CODES.get(word, 1))
 
 
 def in_words(store: str, finding: Finding) -> str:

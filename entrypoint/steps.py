@@ -27,7 +27,6 @@ from entrypoint.state.rejections import Rejections
 from entrypoint.store import lock
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import find_by_name
-from entrypoint.store.staging import sweep
 
 PROGRESS_SECONDS: Final = 5.0
 STALE_SECONDS: Final = 3600.0
@@ -44,6 +43,8 @@ def alone(
 
     The lock saves work, and nothing breaks where it lies.
     """
+    from entrypoint.store.staging import sweep  # noqa: PLC0415 - a hit sweeps nothing
+
     resolution = assessment.resolution
     assert resolution is not None
     try:

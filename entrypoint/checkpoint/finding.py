@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from entrypoint.checkpoint.key import Difference
 from entrypoint.checkpoint.manifest import Manifest
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(NamedTuple):
     """A checkpoint with the wanted key whose files are what its manifest says."""
 
     manifest: Manifest
     path: str
-    word = "complete"
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(NamedTuple):
     """No checkpoint at all; or no store was named, which `why` then says."""
 
     why: str = ""
-    word = "absent"
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
+class Foreign(NamedTuple):
     """Only checkpoints made for something else; the one with the fewest differences."""
 
     name: str
     differences: tuple[Difference, ...]
-    word = "foreign"
 
 
-@dataclass(frozen=True, slots=True)
-class Damaged:
+class Damaged(NamedTuple):
     """The wanted key, but files that are not what the manifest says."""
 
     name: str
     discrepancies: tuple[str, ...]
-    word = "damaged"
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(NamedTuple):
     """The wanted key, but known not to serve: by a failed proof, a loader, a crash loop, a person.
 
     `kind` is one of `unproven`, `unfit`, `quarantined`, `operator`.
@@ -54,15 +44,27 @@ class Rejected:
     name: str
     kind: str
     reason: str
-    word = "rejected"
 
 
-@dataclass(frozen=True, slots=True)
-class Unreachable:
+class Unreachable(NamedTuple):
     """The store could not be looked at."""
 
     error: str
-    word = "unreachable"
 
 
 Finding: TypeAlias = Complete | Absent | Foreign | Damaged | Rejected | Unreachable
+
+
+WORDS: dict[type[Finding], str] = {
+    Complete: "complete",
+    Absent: "absent",
+    Foreign: "foreign",
+    Damaged: "damaged",
+    Rejected: "rejected",
+    Unreachable: "unreachable",
+}
+
+
+def word_of(finding: Finding) -> str:
+    """Return the one word for a finding, as plans and reason codes use it."""
+    return WORDS[type(finding)]

@@ -10,9 +10,8 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from entrypoint.checkpoint.index import MAX_HEADER_BYTES
 from entrypoint.errors import DamagedError
@@ -40,8 +39,7 @@ BITS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """One tensor of a shard file: dtype word, shape, and [begin, end) counted in the file."""
 
     dtype: str

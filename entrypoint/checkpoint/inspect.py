@@ -9,23 +9,19 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from entrypoint.checkpoint import header, index
-from entrypoint.checkpoint.digest import digest_bytes, digest_file
+from entrypoint.checkpoint.digest import digest_file
 from entrypoint.checkpoint.foreign import read_bounded
-from entrypoint.checkpoint.index import MAX_INDEX_BYTES, TensorEntry
 from entrypoint.checkpoint.layout import SHARD_NAME
 from entrypoint.checkpoint.manifest import (
-    INDEX,
     MANIFEST,
     MAX_MANIFEST_BYTES,
-    FileEntry,
     Manifest,
     decode,
 )
-from entrypoint.errors import DamagedError, ManifestError
+from entrypoint.errors import ManifestError
 
 Stamp = tuple[int, int, int, int]
 """(size, mtime_ns, inode, ctime_ns): while it stands, the bytes stand."""
@@ -50,8 +46,7 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-@dataclass(frozen=True, slots=True)
-class Examination:
+class Examination(NamedTuple):
     """What one look found: `discrepancies` in words, and the stamps of all files looked at."""
 
     discrepancies: tuple[str, ...]
@@ -86,8 +81,10 @@ def examine(
         stamps[entry.path] = stamp_of(status)
     stamps["."] = stamp_of(directory.stat())
     if not wrong and stamps != known:
+        from entrypoint.checkpoint.structure import structure  # noqa: PLC0415 - a hit needs it not
+
         wrong += _strays(directory, manifest)
-        wrong += _structure(directory, entries)
+        wrong += structure(directory, entries)
     return Examination(tuple(wrong), stamps)
 
 
@@ -98,39 +95,6 @@ def _strays(directory: Path, manifest: Manifest) -> list[str]:
         for name in sorted(os.listdir(directory))
         if SHARD_NAME.fullmatch(name) and name not in listed
     ]
-
-
-def _structure(directory: Path, entries: Iterable[FileEntry]) -> list[str]:
-    by_path = {entry.path: entry for entry in entries}
-    if INDEX not in by_path:
-        return [f"{INDEX}: not listed in the manifest"]
-    try:
-        tensors = index.by_file(_read_index(directory, by_path[INDEX]))
-        for entry in by_path.values():
-            if entry.role == "weights":
-                _match(directory / entry.path, tensors.get(entry.path, {}), entry)
-    except (DamagedError, ManifestError, ValueError) as error:
-        return [str(error)]
-    return []
-
-
-def _read_index(directory: Path, entry: FileEntry) -> tuple[TensorEntry, ...]:
-    data = read_bounded(directory / INDEX, MAX_INDEX_BYTES)
-    if digest_bytes(data) != entry.blake3:
-        msg = f"{directory / INDEX}: BLAKE3 is not the one in the manifest"
-        raise DamagedError(msg)
-    return index.decode(data)
-
-
-def _match(path: Path, wanted: Mapping[str, TensorEntry], entry: FileEntry) -> None:
-    found = header.read(path)
-    expected = {name: header.Slice(t.dtype, t.shape, t.begin, t.end) for name, t in wanted.items()}
-    if len(found) != entry.tensors or found != expected:
-        odd = sorted(
-            name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
-        )
-        msg = f"{path}: header and index disagree on {', '.join(odd[:3]) or 'their number'}"
-        raise DamagedError(msg)
 
 
 def verify_deep(

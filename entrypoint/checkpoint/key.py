@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import cast
+from typing import NamedTuple, cast
 
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.errors import ManifestError
@@ -98,8 +98,7 @@ def _well_typed(name: str, value: Json) -> bool:
     return isinstance(value, str) and len(value) <= _TEXT_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """One key field in which a candidate is not what is wanted."""
 
     field: str

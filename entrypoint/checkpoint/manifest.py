@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NoReturn, cast
 
 from entrypoint.checkpoint.digest import Json, canonical, digest_json
@@ -70,7 +71,7 @@ class Source:
         return {"name": self.name, "revision": self.revision, "identity": dict(self.identity)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a checkpoint is. `decisions` is what vLLM decided at the save and must not at the load.
 
@@ -104,7 +105,7 @@ class Manifest:
             "created_at": self.created_at,
         }
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """BLAKE3 of all the rest: what proofs and rejections go by, in every store."""
         return digest_json(self.to_json())
@@ -175,6 +176,16 @@ def _parse(data: bytes) -> Json:
     except (ValueError, RecursionError) as error:
         msg = f"manifest: not JSON as schema {SCHEMA} allows: {str(error)[:200]}"
         raise ManifestError(msg) from None
+
+
+def digest_in(data: bytes) -> str:
+    """Return the digest that a manifest's bytes give, whatever else they say: a cheap comparison.
+
+    Raises: ManifestError when they are no JSON object.
+    """
+    document = _object(_parse(data), "manifest")
+    document.pop("blake3", None)
+    return _digest_of(document)
 
 
 def _digest_of(document: dict[str, Json]) -> str:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from entrypoint.errors import EngineError, ExecError
 
 PLUGIN: Final = "shardboot"
 
 
-@dataclass(frozen=True, slots=True)
-class Executable:
+class Executable(NamedTuple):
     """The `vllm` to become, and the Python that its first line names."""
 
     path: str

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.checkpoint.key import FORMAT, Key
@@ -61,8 +61,7 @@ class Resolution:
         return ", ".join(kinds).replace("_", " ")
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(NamedTuple):
     """vLLM does not take these words: it shall say so itself."""
 
     message: str

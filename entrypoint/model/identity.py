@@ -8,13 +8,11 @@ another tokenizer or template under the same weights is another model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from blake3 import blake3
 
-from entrypoint.checkpoint import header
 from entrypoint.checkpoint.digest import Json, digest_file, digest_json
 from entrypoint.errors import DamagedError, StoreError
 from entrypoint.model.survey import SourceFile, Survey
@@ -23,8 +21,7 @@ from entrypoint.state.memory import Memory
 SAMPLE_BYTES: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """The source as known so far: digests of its model files, and of the whole by each way.
 
     `ways` holds "sha256" and "blake3" as far as they are known without reading weights.
@@ -166,6 +163,8 @@ def sample(survey: Survey) -> str:
 
 
 def _spans(path: Path, file: SourceFile) -> list[tuple[int, int]]:
+    from entrypoint.checkpoint import header  # noqa: PLC0415 - a hit reads no header
+
     try:
         return [(s.begin, s.end) for s in header.read(path).values()]
     except DamagedError:

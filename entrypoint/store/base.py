@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
 from entrypoint.errors import ConfigError
-from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.staging import DIR_MODE, FILE_MODE, Staging
+from entrypoint.store.directory import DIR_MODE, FILE_MODE, DirectoryStore
+
+if TYPE_CHECKING:
+    from entrypoint.store.staging import Staging
 
 
 class CheckpointStore(Protocol):

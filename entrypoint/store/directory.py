@@ -6,11 +6,17 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, check_path
 from entrypoint.errors import NotFoundError, StoreError
-from entrypoint.store import publish, staging, tree
-from entrypoint.store.staging import DIR_MODE, FILE_MODE, Staging
+from entrypoint.store import tree
+
+if TYPE_CHECKING:
+    from entrypoint.store.staging import Staging
+
+DIR_MODE = 0o2750
+FILE_MODE = 0o640
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +86,16 @@ class DirectoryStore:
 
     def stage(self, name: str) -> Staging:
         """Start building a checkpoint here. Raises: StagingError; SpaceError."""
+        from entrypoint.store import staging  # noqa: PLC0415 - a hit builds nothing
+
         return staging.begin(self.root, name, dir_mode=self.dir_mode, file_mode=self.file_mode)
 
     def retire(self, name: str) -> None:
         """Take a name away at once; running readers keep the files. Raises: StoreError."""
         check_path(name, "name")
         try:
+            from entrypoint.store import publish  # noqa: PLC0415 - a hit retires nothing
+
             publish.retire(self.root, name)
         except OSError as error:
             raise self._failure(error, name) from error

@@ -109,7 +109,7 @@ def _still_is(descriptor: int, path: Path, expected: str) -> None:
     try:
         there = path.lstat()
         data = os.pread(descriptor, min(held.st_size, MAX_MANIFEST_BYTES) + 1, 0)
-        found = manifest.decode(data).digest
+        found = manifest.digest_in(data)
     except (OSError, ManifestError) as error:
         raise DamagedError(f"{path}: changed while it was locked: {error}") from error
     if (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import itertools
 import os
-import secrets
 import stat
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -214,7 +213,7 @@ def retire(root: Path, name: str) -> None:
     Nothing happens if somebody else was faster. Raises: OSError.
     """
     with contextlib.suppress(FileNotFoundError):
-        discard(root, root / name, f"{name[:200]}.{secrets.token_hex(4)}")
+        discard(root, root / name, f"{name[:200]}.{os.urandom(4).hex()}")
         tree.sync_directory(root)
 
 

@@ -16,8 +16,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
-import socket
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -27,12 +25,11 @@ from typing import Self
 from entrypoint.checkpoint.manifest import Manifest, check_path
 from entrypoint.errors import ShardbootError, SpaceError, StagingError
 from entrypoint.store import lock, publish, tree
+from entrypoint.store.directory import DIR_MODE, FILE_MODE
 from entrypoint.store.publish import TRASH, CommitResult
 from entrypoint.store.tree import write_all as write_all  # noqa: PLC0414 - for those who create()
 
 STAGING = ".staging"
-DIR_MODE = 0o2750
-FILE_MODE = 0o640
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -157,9 +154,9 @@ def begin(
     if "/" in name:
         msg = f"{name}: a checkpoint's name has no directories"
         raise StagingError(msg)
-    host = re.sub(r"[^A-Za-z0-9-]+", "_", socket.gethostname())[:40]
+    host = re.sub(r"[^A-Za-z0-9-]+", "_", os.uname().nodename)[:40]
     # NAME_MAX is 255 bytes.
-    unique = f"{name[:150]}.{host}.{os.getpid()}.{secrets.token_hex(4)}"
+    unique = f"{name[:150]}.{host}.{os.getpid()}.{os.urandom(4).hex()}"
     path = root / STAGING / unique
     try:
         tree.make_hidden(root, STAGING, dir_mode)

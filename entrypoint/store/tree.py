@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +93,8 @@ def remove(path: Path) -> bool:
 
     NFS keeps `.nfsXXXX` names of open files (EBUSY, ENOTEMPTY); that is nobody's failure.
     """
+    import shutil  # noqa: PLC0415 - a hit removes nothing
+
     shutil.rmtree(path, ignore_errors=True)
     return not os.path.lexists(path)
 

@@ -126,7 +126,7 @@ def test_holding_looks_again_at_what_it_holds(
         patch.setattr(fcntl, "flock", swap_meanwhile)
         with pytest.raises(DamagedError, match="replaced"):
             hold_manifest(directory, manifest.digest)
-    (directory / "manifest.json").write_text("{}")
+    (directory / "manifest.json").write_text("{")
     with pytest.raises(DamagedError, match="changed"):
         hold_manifest(directory, manifest.digest)
     (directory / "manifest.json").unlink()
