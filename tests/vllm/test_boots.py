@@ -1,7 +1,6 @@
 """Whole boots: the real command line in front of real `vllm serve`, and what `plan` says instead.
 
-`vllm serve` itself starts only where a server's answer matters; the rest asks `plan`, which is the
-same code.
+`vllm serve` starts only where a server's answer matters; the rest asks `plan`, the same code.
 """
 
 from __future__ import annotations
@@ -84,10 +83,6 @@ def binary(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def fields(plan: dict[str, Any]) -> list[str]:
-    return [difference["field"] for difference in plan["differences"]]
-
-
 @pytest.fixture(scope="module")
 def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
     directory = tmp_path_factory.mktemp("boots")
@@ -163,7 +158,6 @@ def test_checkpoint_of_another_vllm_is_foreign(field: Field, saved: Boot) -> Non
     directory = field.store("old") / theirs.name
     shutil.copytree(field.checkpoint("one"), directory)
     (directory / MANIFEST).write_bytes(theirs.encode())
-    # Resolutions are remembered in the state directory: this costs no question to vLLM.
     environ = field.node("one", local_dir=str(field.store("old")))
     plan = field.ask("plan", environ, field.model, *TP2)
     assert plan["findings"]["local"]["finding"] == "foreign"
@@ -177,7 +171,7 @@ def test_fine_tune_with_one_other_row_is_another_model(field: Field, saved: Boot
     fine_tune(field.model, tuned)
     plan = field.ask("plan", field.node("one"), tuned, *TP2)
     assert plan["findings"]["local"]["finding"] == "foreign"
-    assert fields(plan) == ["model"]
+    assert [difference["field"] for difference in plan["differences"]] == ["model"]
 
 
 def test_same_files_elsewhere_are_the_same_model(field: Field, saved: Boot) -> None:
@@ -228,22 +222,29 @@ def fill_hub_cache(hub: Path, model: Path) -> None:
         (snapshot / path.name).symlink_to(Path("..", "..", "blobs", blob))
 
 
+@pytest.fixture(scope="module")
+def rejection(field: Field) -> tuple[int, str]:
+    log = field.log()
+    status, _ = run([binary("vllm"), *bad_words(field)], environment(), log)
+    return status, last_line(log)
+
+
 @pytest.mark.parametrize("switch", ["on", "off"])
-def test_words_that_vllm_rejects_get_vllms_own_message(switch: str, field: Field) -> None:
-    words = ["serve", str(field.model), "--no-such-flag"]
-    theirs, ours = field.log(), field.log()
-    expected, _ = run([binary("vllm"), *words], environment(), theirs)
-    off = {"SHARDBOOT": "off"} if switch == "off" else {}
-    status, _ = run([binary("shardboot"), *words], field.node(switch) | off, ours)
-    assert expected != 0
-    assert status == expected
-    assert "--no-such-flag" in theirs.read_text()
-    assert last_line(ours) == last_line(theirs)
-    if switch == "off":
-        assert not field.state(switch).exists()
-        assert '"event"' not in ours.read_text()
-    else:
-        assert "engine.rejected" in ours.read_text()
+def test_words_that_vllm_rejects_get_vllms_own_message(
+    switch: str, field: Field, rejection: tuple[int, str]
+) -> None:
+    assert rejection[0] != 0
+    assert "--no-such-flag" in rejection[1]
+    environ, log = field.node(switch), field.log()
+    environ |= {"SHARDBOOT": "off"} if switch == "off" else {}
+    status, _ = run([binary("shardboot"), *bad_words(field)], environ, log)
+    assert (status, last_line(log)) == rejection
+    assert ("engine.rejected" in log.read_text()) == (switch == "on")
+    assert field.state(switch).exists() == (switch == "on")
+
+
+def bad_words(field: Field) -> list[str]:
+    return ["serve", str(field.model), "--no-such-flag"]
 
 
 def last_line(log: Path) -> str:
