@@ -233,7 +233,6 @@ def rejection(field: Field) -> tuple[int, str]:
 def test_words_that_vllm_rejects_get_vllms_own_message(
     switch: str, field: Field, rejection: tuple[int, str]
 ) -> None:
-    assert rejection[0] != 0
     assert "--no-such-flag" in rejection[1]
     environ, log = field.node(switch), field.log()
     environ |= {"SHARDBOOT": "off"} if switch == "off" else {}
