@@ -259,9 +259,10 @@ def unservable(resolution: Resolution, source: SourceView) -> Obstacle | None:
     if resolution.nnodes > 1:
         text = f"{resolution.nnodes} nodes: checkpoints over several nodes are not built yet"
         return Obstacle("layout.multinode", text)
-    if resolution.key.dp > 1 and resolution.key.ep:
-        text = "data parallel with expert parallel: vLLM's file names cannot tell the ranks apart"
-        return Obstacle("layout.dp-ep", text)
+    if resolution.key.dp > 1:
+        # Dense replicas hold equal state, so their key says dp 1.
+        text = f"{resolution.key.dp} replicas share the experts: file names know no replica"
+        return Obstacle("layout.dp-moe", text)
     if resolution.draft == "target":
         text = "the draft's weights are read from the source, which a checkpoint does not hold"
         return Obstacle("layout.draft", text)

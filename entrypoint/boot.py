@@ -73,16 +73,16 @@ def serve(boot: Boot) -> NoReturn:
     Raises: RefusedError, and whatever `assess` raises.
     """
     assessment = assess(boot)
-    action, assessment = settle(boot, assessment)
+    action, assessment, taken = settle(boot, assessment)
     if action.kind == "refuse":
-        _note(boot, assessment, action)
+        _note(boot, assessment, action, taken)
         raise RefusedError(action.text, reason=action.reason, code=action.exit_code)
     environ = with_plugin(boot.environ) if action.kind == "reuse" else boot.environ
     words = list(boot.words)
     if action.kind == "reuse":
         words = _held(boot, assessment, action)
     boot.log.line(action.reason, _sentence(action), action=action.kind)
-    _note(boot, assessment, action)
+    _note(boot, assessment, action, taken)
     launch.become(assessment.engine.path, ["serve", *words], environ)
 
 
@@ -107,8 +107,8 @@ def _sentence(action: Action) -> str:
     return f"serving the source: {action.text}" if action.kind == "serve-source" else action.text
 
 
-def _note(boot: Boot, assessment: Assessment, action: Action) -> None:
-    """Leave the one line that must outlive exec."""
+def _note(boot: Boot, assessment: Assessment, action: Action, taken: list[str]) -> None:
+    """Leave the one line that must outlive exec; `taken` are the steps before, by their reasons."""
     key = assessment.key
     entry: dict[str, Json] = {
         "boot": boot.log.boot,
@@ -116,6 +116,7 @@ def _note(boot: Boot, assessment: Assessment, action: Action) -> None:
         "event": "attempt",
         "action": action.kind,
         "reason": action.reason,
+        "after": [*taken],
         "checkpoint": action.manifest.name if action.manifest else None,
         "manifest": action.manifest.digest if action.manifest else None,
         "key": key.digest if key else None,
@@ -137,8 +138,12 @@ def host_boot() -> str:
         return ""
 
 
-def settle(boot: Boot, assessment: Assessment) -> tuple[Action, Assessment]:
-    """Take steps until there is a checkpoint to reuse, or only the source or a refusal is left."""
+def settle(boot: Boot, assessment: Assessment) -> tuple[Action, Assessment, list[str]]:
+    """Take steps until there is a checkpoint to reuse, or only the source or a refusal is left.
+
+    Return the last action, what was known then, and the reasons of all steps taken.
+    """
+    taken: list[str] = []
     while True:
         action = decide(assessment.situation, boot.policy)
         if action.kind == "reuse":
@@ -147,7 +152,8 @@ def settle(boot: Boot, assessment: Assessment) -> tuple[Action, Assessment]:
                 assessment = _with(assessment, local=found)
                 continue
         if action.kind not in ("copy", "save"):
-            return action, assessment
+            return action, assessment, taken
+        taken.append(f"{action.kind}: {action.reason}")
         assessment = _step(boot, assessment, action)
 
 

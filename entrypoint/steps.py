@@ -126,7 +126,8 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
     )
 
     def on_progress(done: int, total: int) -> None:
-        log.line("save.progress", f"{human_bytes(done)} of about {human_bytes(total)} written")
+        text = f"{human_bytes(done)} of about {human_bytes(total)} written"
+        log.line("save.progress", text if done else "vLLM starts, and loads the source")
 
     started = time.monotonic()
     order = saver.Order(
