@@ -129,6 +129,7 @@ def test_a_truncated_file_is_found_before_exec_and_saved_anew(
     assert node.checkpoint.name.endswith("-g2")
 
 
+@pytest.mark.long
 def test_three_boots_that_die_while_loading_are_enough(
     saved: tuple[Path, Boot], node: Node
 ) -> None:
@@ -154,6 +155,7 @@ def test_three_boots_that_die_while_loading_are_enough(
     assert (found["action"], found["checkpoint"]["name"]) == ("reuse", name)
 
 
+@pytest.mark.long
 def test_rollouts_aborted_in_the_midst_of_a_load_quarantine_nothing(node: Node) -> None:
     slow = strace("preadv,preadv2:delay_enter=60000000")
     for count in range(1, 6):
