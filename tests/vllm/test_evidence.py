@@ -120,9 +120,10 @@ def row(bench: Bench, source: Evidence, found: Evidence) -> str:
         for word in ("before", "after", "tokens", "logprobs", "pooled")
     }
     unprobed = sorted(name for name, item in source.items() if item.unprobed)
-    said = ("tokens", "logprobs") if any("tokens" in name for name in source) else ("pooled",)
+    words = {word for name in source for word in name.split() if not name.startswith("rank ")}
+    said = [word for word in ("tokens", "logprobs", "pooled") if word in words]
     cells = [bench.kind, str(bench.tp), equal["before"], equal["after"], str(len(unprobed))]
-    cells += [", ".join(f"{word} {equal[word]}" for word in said)]
+    cells += [", ".join(f"{word} {equal[word]}" for word in said) or "cannot be asked"]
     cells += [f"{bench.seconds[side]:.0f} s" for side in ("source", "checkpoint")]
     return f"| {' | '.join(cells)} |"
 
