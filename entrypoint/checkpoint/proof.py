@@ -77,6 +77,8 @@ def _item(entry: Mapping[str, Any]) -> Item:
 
 
 def _answers(document: Mapping[str, Any]) -> Iterator[tuple[str, Item]]:
+    if "unanswered" in document:
+        yield "answers", Item("", unprobed=str(document["unanswered"]))
     for number, answer in enumerate(document.get("answers", ())):
         yield f"answer {number} tokens", Item(digest_json(answer["tokens"]))
         logprobs = tuple(float(value) for value in answer["logprobs"])

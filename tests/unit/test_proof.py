@@ -108,6 +108,13 @@ def test_recorded_files_give_an_item_for_everything() -> None:
     assert not compare(items, read(*files([1, 2], digest="e"))).proves
 
 
+def test_an_engine_that_cannot_be_asked_is_said_in_the_proof() -> None:
+    ranks, _ = files([])
+    items = read(ranks, json.dumps({"answers": [], "unanswered": "pipeline on a CPU"}).encode())
+    kept = summary(items, controlled=False, vllm="0", plugin="1")
+    assert kept["unprobed"] == ["rank 0 after m", "answers"]
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"rank": 0, "before": 3, "after": {}}'])
 def test_odd_evidence_is_an_error_of_ours(data: bytes) -> None:
     with pytest.raises(ProofError):
