@@ -15,7 +15,13 @@ from entrypoint.config import Settings
 from entrypoint.engine.executable import Executable, find
 from entrypoint.engine.resolution import Rejected, Resolution, resolve
 from entrypoint.log import Log
-from entrypoint.model.identity import Identity, last_remembered, read_in_full, recall
+from entrypoint.model.identity import (
+    Identity,
+    last_remembered,
+    read_in_full,
+    recall,
+    remember_word,
+)
 from entrypoint.model.survey import Survey, survey
 from entrypoint.plan import Obstacle, Policy, Situation
 from entrypoint.state.memory import Memory
@@ -50,6 +56,10 @@ OWN_LOADERS = ("auto", "hf", "safetensors")
 """Load formats that mean "load the source as it is"; any other, and users know better."""
 
 
+REDIRECTING = ("VLLM_MODEL_REDIRECT_PATH", "VLLM_USE_MODELSCOPE")
+"""With these vLLM loads something else than the word that names the model."""
+
+
 @dataclass(slots=True)
 class SourceView:
     """The source as far as it had to be looked at; grows lazily, and only by looking."""
@@ -68,9 +78,11 @@ class SourceView:
                 self.log.line(
                     "source.hung", f"{word} does not answer; going by what it was when last seen"
                 )
-                self.identity = last_remembered(word, self.memory) or self.identity
+                known = last_remembered(word, revision, self.environ, self.memory)
+                self.identity = known or self.identity
             else:
                 self.identity = recall(self.survey, self.memory)
+                remember_word(self.survey, self.identity, revision, self.environ, self.memory)
         return None if self.survey.timed_out else self.identity
 
     @property
@@ -123,6 +135,19 @@ class Assessment:
         if self.resolution is None:
             return None
         return replace(self.resolution.key, model=self.source.identity.ways.get("blake3", ""))
+
+
+def doubted(boot: Boot, assessment: Assessment, found: Finding) -> Assessment:
+    """Return the assessment with a local checkpoint that was doubted after all.
+
+    The shared store, which nobody had to look at, is looked at now.
+    """
+    situation = assessment.situation._replace(local=found)
+    store, resolution = assessment.shared_store, assessment.resolution
+    if store is not None and resolution is not None and situation.has_source:
+        wanted = _wanted(boot.settings, resolution, assessment.source)
+        situation = situation._replace(shared=look(store, wanted, boot.memory))
+    return replace(assessment, situation=situation)
 
 
 def assess(boot: Boot) -> Assessment:
@@ -182,7 +207,7 @@ def _situation(
         local = look(DirectoryStore(directory.parent), itself, memory)
     elif obstacle is None:
         wanted = _wanted(settings, resolution, source)
-        if settings.local_dir.is_dir():
+        if os.path.isdir(settings.local_dir):
             local = look(local_store, wanted, memory)
         else:
             local = Absent(f"{settings.local_dir} is not there yet")
@@ -190,13 +215,12 @@ def _situation(
             shared = look(shared_store, wanted, memory)
         elif shared_store is not None:
             shared = Absent("not looked at")
-    found = isinstance(local, Complete)
     return Situation(
         local=local,
         shared=shared,
         no_checkpoint=obstacle,
-        no_copy=None if found else unwritable(settings),
-        no_save=None if found else unsavable(settings, resolution, source),
+        no_copy=unwritable(settings),
+        no_save=unsavable(settings, resolution, source),
         has_source=not is_checkpoint,
     )
 
@@ -233,20 +257,37 @@ def rejections_by(
     needed = proof_needed(settings, resolution)
 
     def rejection(manifest: Manifest) -> Rejection | None:
-        found = rejections.find(manifest.digest)
-        if found or not needed or manifest.proof or proofs.find(manifest.digest):
+        found = rejections.find(manifest.content)
+        if found or not needed or manifest.proof or proofs.find(manifest.content):
             return found
-        return Rejection("unproven", f"{needed}: never proved to load to the source's state")
+        return Rejection("unproved", f"{needed}: never proved to load to the source's state")
 
     return rejection
 
 
 def unservable(resolution: Resolution, source: SourceView) -> Obstacle | None:
     """Return why no checkpoint can be served for these words, whatever the stores hold."""
+    return _aside(resolution, source.environ) or _unbuilt(resolution, source)
+
+
+def _aside(resolution: Resolution, environ: Mapping[str, str]) -> Obstacle | None:
+    """Return by which of the user's own words or variables they know better."""
     if resolution.load_format not in OWN_LOADERS or resolution.has_extra_config:
         asked = resolution.load_format if resolution.load_format not in OWN_LOADERS else "extra"
         text = f"the words choose a loader of their own ({asked}); stepping aside"
         return Obstacle("load-format.user", text, is_wish=True)
+    for name in REDIRECTING:
+        if environ.get(name, "").lower() not in ("", "0", "false"):
+            text = f"{name} is set, so the words do not say where the model comes from"
+            return Obstacle("source.redirected", text, is_wish=True)
+    if resolution.has_other_config:
+        text = "--hf-config-path builds another model than the source's own config does"
+        return Obstacle("source.other-config", text, is_wish=True)
+    return None
+
+
+def _unbuilt(resolution: Resolution, source: SourceView) -> Obstacle | None:
+    """Return what stands in the way of any checkpoint: the engine, the layout, the source."""
     if resolution.plugin is None:
         text = "vLLM's Python has no shardboot installed, so it cannot load checkpoints"
         return Obstacle("engine.noplugin", text)
@@ -273,8 +314,10 @@ def unservable(resolution: Resolution, source: SourceView) -> Obstacle | None:
 
 def unwritable(settings: Settings) -> Obstacle | None:
     """Return why nothing can be put into the local store, found out before anything slow."""
-    nearest = next(p for p in (settings.local_dir, *settings.local_dir.parents) if p.exists())
-    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+    places = (settings.local_dir, *settings.local_dir.parents)
+    # os.path, since Path.exists raises where a parent may not be searched.
+    nearest = next(place for place in places if os.path.lexists(place))
+    if os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK):
         return None
     text = f"{nearest}: uid {os.geteuid()} may not write there"
     return Obstacle("local.unwritable", text, 60)
@@ -291,6 +334,10 @@ def unsavable(settings: Settings, resolution: Resolution, source: SourceView) ->
         return Obstacle("source.absent", text, 31)
     if source.here.is_checkpoint:
         return Obstacle("source.checkpoint", "a checkpoint cannot be saved from a checkpoint", 22)
+    for place in (settings.local_dir, settings.state_dir):
+        if Path(source.here.directory) in place.parents:
+            text = f"{place} lies inside the model, which would change with every boot"
+            return Obstacle("source.holds-store", text, 10)
     key = replace(resolution.key, model=source.identity.ways.get("blake3", ""))
     earlier = Rejections(settings.state_dir).find(key.digest)
     if earlier is not None and proof_needed(settings, resolution):

@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from entrypoint import launch, privilege, steps
-from entrypoint.assess import Assessment, Boot, assess
+from entrypoint.assess import Assessment, Boot, assess, doubted
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
 from entrypoint.checkpoint.inspect import verify_deep
@@ -23,11 +23,12 @@ from entrypoint.config import Settings
 from entrypoint.engine.executable import locate, with_plugin
 from entrypoint.errors import RefusedError, ShardbootError
 from entrypoint.log import Log, human_bytes
-from entrypoint.plan import Action, Obstacle, Situation, decide
+from entrypoint.plan import Action, Obstacle, decide
 from entrypoint.state.attempts import delay_seconds, failures_in_row
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.rejections import Rejections
 from entrypoint.store import lock
+from entrypoint.store.look import remember_look
 
 NEVER_FAIL_OPEN: Final = (2, 10, 60, 61)
 """Exit codes of usage, configuration and privilege: these must be mended, not survived."""
@@ -65,6 +66,14 @@ def step_down(
     privilege.prepare(settings.state_dir, user, 0o750, say)
     privilege.adapt(environ, user)
     privilege.become(user)
+
+
+def become_user(word: str | None, environ: MutableMapping[str, str]) -> None:
+    """As root with a service user: become it, without a look at any store."""
+    if word and privilege.is_root():
+        user = privilege.resolve_user(word)
+        privilege.adapt(environ, user)
+        privilege.become(user)
 
 
 def serve(boot: Boot) -> NoReturn:
@@ -149,7 +158,7 @@ def settle(boot: Boot, assessment: Assessment) -> tuple[Action, Assessment, list
         if action.kind == "reuse":
             found = _doubt(boot, action)
             if found is not None:
-                assessment = _with(assessment, local=found)
+                assessment = doubted(boot, assessment, found)
                 continue
         if action.kind not in ("copy", "save"):
             return action, assessment, taken
@@ -161,13 +170,13 @@ def _doubt(boot: Boot, action: Action) -> Damaged | Rejected | None:
     """Return why a complete checkpoint is not served after all: its past, or its bytes."""
     manifest = action.manifest
     assert manifest is not None  # reuse always names one
-    failures = failures_so_far(boot, Path(str(action.path)), manifest)
-    if failures >= boot.settings.quarantine_after:
-        reason = f"{failures} boots in a row died while loading it"
-        Rejections(boot.settings.state_dir).add(manifest.digest, "quarantined", reason)
+    if (quarantined := given_up(boot, action)) is not None:
+        reason = quarantined.reason
+        Rejections(boot.settings.state_dir).add(manifest.content, "quarantined", reason)
         hint = f"`shardboot unreject {manifest.name}` gives it another chance"
         boot.log.line("local.quarantined", f"{manifest.name}: {reason}; {hint}")
-        return Rejected(manifest.name, "quarantined", reason)
+        return quarantined
+    failures = failures_so_far(boot, Path(str(action.path)), manifest)
     if failures:
         seconds = delay_seconds(failures)
         text = f"{manifest.name}: {failures} boots died while loading it; waiting {seconds:.0f} s"
@@ -177,6 +186,17 @@ def _doubt(boot: Boot, action: Action) -> Damaged | Rejected | None:
         boot.log.line("local.damaged", found.discrepancies[0])
         return found
     return None
+
+
+def given_up(boot: Boot, action: Action) -> Rejected | None:
+    """Return the checkpoint as rejected if too many boots in a row died on it. Changes nothing."""
+    manifest = action.manifest
+    assert manifest is not None
+    failures = failures_so_far(boot, Path(str(action.path)), manifest)
+    if failures < boot.settings.quarantine_after:
+        return None
+    reason = f"{failures} boots in a row died while loading it"
+    return Rejected(manifest.name, "quarantined", reason)
 
 
 def failures_so_far(boot: Boot, checkpoint: Path, manifest: Manifest) -> int:
@@ -192,12 +212,14 @@ def deep_look(boot: Boot, action: Action) -> Damaged | None:
     assert action.manifest is not None
     manifest = action.manifest
     boot.log.line("verify.deep", f"reading {human_bytes(manifest.size)} of {manifest.name}")
-    wrong = verify_deep(Path(str(action.path)), manifest, manifest.layout.ranks)
+    directory = Path(str(action.path))
+    wrong = verify_deep(directory, manifest, manifest.layout.ranks)
+    remember_look(directory, manifest, wrong, boot.memory)
     return Damaged(manifest.name, wrong) if wrong else None
 
 
-def _with(assessment: Assessment, **changes: object) -> Assessment:
-    situation: Situation = replace(assessment.situation, **changes)  # type: ignore[arg-type]
+def _with(assessment: Assessment, **changes: Any) -> Assessment:
+    situation = assessment.situation._replace(**changes)
     return replace(assessment, situation=situation)
 
 

@@ -1,7 +1,7 @@
 """A child program in its own process group that never outlives its use.
 
-Requests travel by stdin and answers by a pipe of their own: nothing of a user's words is in an
-argv, and nothing that a library prints can be taken for an answer.
+Requests travel by a file in memory and answers by a pipe of their own: nothing of a user's words
+is in an argv, and nothing that a library prints can be taken for an answer.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ def ask(
     The child leads its own session. When this returns or raises, whatever raises, its whole
     process group is gone and its memory free. `timeout` in seconds. Raises: OSError.
     """
+    stdin = _in_memory(request)
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb", buffering=0) as answers:
         try:
             process = subprocess.Popen(
                 [*argv, str(writer)],
-                stdin=subprocess.PIPE,
+                stdin=stdin,
                 stdout=log,
                 stderr=log,
                 env=dict(environ),
@@ -68,19 +69,23 @@ def ask(
             )
         finally:
             os.close(writer)
+            os.close(stdin)
         try:
-            _send(process, request)
             answer, timed_out = _wait(process, answers, time.monotonic() + timeout, on_tick)
         finally:
             end_group(process)
     return Outcome(process.returncode, _decode(answer), timed_out)
 
 
-def _send(process: subprocess.Popen[bytes], request: Json) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        # ASCII, so that words with bytes that are no UTF-8 arrive as they are.
-        pipe.write(json.dumps(request).encode())
+def _in_memory(request: Json) -> int:
+    """Return a descriptor that gives the request: no disk, and no pipe that could fill up."""
+    descriptor = os.memfd_create("request", os.MFD_CLOEXEC)
+    # ASCII, so that words with bytes that are no UTF-8 arrive as they are.
+    data = json.dumps(request).encode()
+    while data:
+        data = data[os.write(descriptor, data) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def _wait(

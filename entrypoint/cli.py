@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from types import FrameType
 from typing import Any, Final, NoReturn
 
@@ -60,6 +61,7 @@ def serve(ctx: click.Context, /, **flags: Any) -> None:
     words = ctx.obj["words"]
     if os.environ.get(SWITCH, "").lower() in OFF:
         vllm = flags["vllm"] or os.environ.get(f"{SWITCH}_VLLM") or "vllm"
+        boot.become_user(flags["user"] or os.environ.get(f"{SWITCH}_USER"), os.environ)
         launch.become(locate(vllm, os.environ), ["serve", *words], os.environ)
     this = new_boot(flags, words, os.environ)
     try:
@@ -77,8 +79,6 @@ def _survive(error: Exception, this: Boot) -> NoReturn:
     if isinstance(error, ShardbootError):
         reason = error.reason
     else:
-        import traceback  # noqa: PLC0415 - a hit does not need it
-
         reason = "internal.error"
         traceback.print_exception(error)
     this.log.line(reason, f"serving the source as if shardboot were not there: {error}")

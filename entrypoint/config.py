@@ -250,6 +250,11 @@ OPTIONS: tuple[Option, ...] = (
     ),
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
+_SERVICE_LINK = re.compile(
+    r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
+)
+"""What Kubernetes puts into every pod beside a Service that happens to be called shardboot."""
+
 _RESERVED = {ENV_PREFIX + "CONFIG_FILE"}
 
 
@@ -273,6 +278,8 @@ def resolve(
         words[name] = (_as_word(value, _BY_NAME[name], origin), origin)
     for variable, value in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable in _RESERVED:
+            continue
+        if _SERVICE_LINK.fullmatch(variable):
             continue
         name = variable.removeprefix(ENV_PREFIX).lower()
         if name not in _BY_NAME or _BY_NAME[name].variable != variable:

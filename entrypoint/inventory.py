@@ -20,13 +20,13 @@ from entrypoint.errors import (
     ShardbootError,
 )
 from entrypoint.log import human_bytes
-from entrypoint.options import emit, read_settings, with_format, with_settings
+from entrypoint.options import emit, settings_as_user, with_format, with_settings
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.memory import Memory
 from entrypoint.state.rejections import Rejections
 from entrypoint.store.base import open_store
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.look import check, find_by_name
+from entrypoint.store.look import check, find_by_name, remember_look
 
 
 def store_of(settings: Settings, *, shared: bool) -> DirectoryStore:
@@ -54,7 +54,7 @@ def for_stores(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.pass_context
 def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> None:
     """List all complete checkpoints, newest first."""
-    store = store_of(read_settings(flags, ctx.obj["environ"]), shared=in_shared)
+    store = store_of(settings_as_user(flags, ctx.obj["environ"]), shared=in_shared)
     rows: list[Json] = []
     lines: list[str] = []
     for name in store.names():
@@ -83,7 +83,7 @@ def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> 
 @click.pass_context
 def show(ctx: click.Context, /, name: str, output: str, in_shared: bool, **flags: Any) -> None:
     """Show what a checkpoint is: key, source, layout, files."""
-    store = store_of(read_settings(flags, ctx.obj["environ"]), shared=in_shared)
+    store = store_of(settings_as_user(flags, ctx.obj["environ"]), shared=in_shared)
     manifest = find_by_name(store, name, store.where)
     document = manifest.to_json() | {"blake3": manifest.digest, "path": str(store.path(name))}
     lines = [f"{manifest.name}", f"  source  {manifest.source.name}"]
@@ -107,7 +107,7 @@ def verify(
     **flags: Any,
 ) -> None:
     """Check one checkpoint, or all, against their manifests. Exit 21 if any is damaged."""
-    settings = read_settings(flags, ctx.obj["environ"])
+    settings = settings_as_user(flags, ctx.obj["environ"])
     store = store_of(settings, shared=in_shared)
     results = {
         each: _verify_one(store, each, deep=deep, memory=Memory(settings.state_dir))
@@ -130,7 +130,9 @@ def _verify_one(store: DirectoryStore, name: str, *, deep: bool, memory: Memory)
     except ShardbootError as error:
         return (str(error),)
     if deep:
-        return verify_deep(store.path(name), manifest, manifest.layout.ranks)
+        wrong = verify_deep(store.path(name), manifest, manifest.layout.ranks)
+        remember_look(store.path(name), manifest, wrong, memory)
+        return wrong
     finding = check(store.path(name), manifest, memory)
     match finding:
         case Damaged(discrepancies=wrong):
@@ -150,10 +152,10 @@ def reject(
     ctx: click.Context, /, name: str, reason: str, output: str, in_shared: bool, **flags: Any
 ) -> None:
     """Never serve this checkpoint again, from any store, until `unreject`."""
-    settings = read_settings(flags, ctx.obj["environ"])
+    settings = settings_as_user(flags, ctx.obj["environ"])
     store = store_of(settings, shared=in_shared)
     manifest = find_by_name(store, name, store.where)
-    if not Rejections(settings.state_dir).add(manifest.digest, "operator", reason):
+    if not Rejections(settings.state_dir).add(manifest.content, "operator", reason):
         msg = f"{settings.state_dir}: the rejection cannot be kept there"
         raise OwnershipError(msg, hint="run as the service user, or name another --state-dir")
     emit(output, {"name": name, "rejected": True}, f"{name}: rejected: {reason}")
@@ -165,11 +167,11 @@ def reject(
 @click.pass_context
 def unreject(ctx: click.Context, /, name: str, output: str, in_shared: bool, **flags: Any) -> None:
     """Give a rejected checkpoint, and saves of its key, another chance."""
-    settings = read_settings(flags, ctx.obj["environ"])
+    settings = settings_as_user(flags, ctx.obj["environ"])
     store = store_of(settings, shared=in_shared)
     manifest = find_by_name(store, name, store.where)
     rejections = Rejections(settings.state_dir)
-    found = [rejections.remove(digest) for digest in (manifest.digest, manifest.key.digest)]
+    found = [rejections.remove(digest) for digest in (manifest.content, manifest.key.digest)]
     # Boots that failed before must not count again.
     Ledger(settings.state_dir).append({"event": "unrejected", "manifest": manifest.digest})
     text = "may be served again" if any(found) else "was not rejected"

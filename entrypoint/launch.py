@@ -44,6 +44,10 @@ def become(path: str, arguments: Sequence[str], environ: Mapping[str, str]) -> N
     """
     for number in IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # A handler would only note it, and exec forget the note.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     try:
         os.execve(path, [path, *arguments], dict(environ))
     except OSError as error:

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from dataclasses import dataclass
-from typing import TextIO
 
 from entrypoint.checkpoint.digest import Json
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Writes lines of one boot to `stream`, each with an event name; reason codes are fields."""
+    """Writes lines of one boot to a descriptor, each with an event name and a sentence."""
 
     boot: str
     as_json: bool = False
-    stream: TextIO = sys.stderr
+    descriptor: int = 2
 
     def line(self, event: str, text: str, **fields: Json) -> None:
         """Write one line: the event's dotted name, and what a tired reader needs to know."""
@@ -34,8 +32,8 @@ class Log:
     def _write(self, line: str) -> None:
         # One write, so that lines of several processes never mix; a closed stderr is no failure.
         try:
-            os.write(self.stream.fileno(), line.encode(errors="replace") + b"\n")
-        except (OSError, ValueError):
+            os.write(self.descriptor, line.encode(errors="replace") + b"\n")
+        except OSError:
             return
 
 

@@ -8,7 +8,8 @@ from typing import Any, Final, Literal, assert_never
 import click
 
 from entrypoint import steps
-from entrypoint.assess import Assessment, Boot, assess
+from entrypoint.assess import Assessment, Boot, assess, doubted
+from entrypoint.boot import given_up
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import (
     Absent,
@@ -37,6 +38,9 @@ def plan(ctx: click.Context, /, output: str, **flags: Any) -> None:
     this = new_boot(flags, ctx.obj["words"], ctx.obj["environ"], touches_store=False)
     assessment = assess(this)
     action = decide(assessment.situation, this.policy)
+    if action.kind == "reuse" and (found := given_up(this, action)) is not None:
+        assessment = doubted(this, assessment, found)
+        action = decide(assessment.situation, this.policy)
     emit(output, plan_json(assessment, action), plan_text(assessment, action))
 
 
@@ -125,13 +129,13 @@ def _one_step(
     assessment = assess(this)
     situation = assessment.situation
     if isinstance(situation.local, Complete):
-        manifest, outcome = situation.local.manifest, "existed"
+        manifest, outcome, path = situation.local.manifest, "existed", situation.local.path
     else:
         action = step(situation, kind)
         if action.kind == "refuse":
             raise RefusedError(action.text, reason=action.reason, code=action.exit_code)
         manifest, outcome = steps.alone(this, assessment, action, perform), "made"
-    path = str(assessment.local_store.path(manifest.name))
+        path = str(assessment.local_store.path(manifest.name))
     value: Json = {"outcome": outcome, "checkpoint": {"name": manifest.name, "path": path}}
     emit(output, value, f"{path}: {outcome}")
 

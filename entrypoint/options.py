@@ -105,6 +105,15 @@ def _read_document(path: Path) -> dict[str, object]:
         raise ConfigError(msg, hint="see the README's table of settings") from None
 
 
+def settings_as_user(flags: Mapping[str, Any], environ: MutableMapping[str, str]) -> Settings:
+    """Return the settings, as the service user: what root wrote, a server could not read."""
+    settings = read_settings(flags, environ)
+    log = Log("", as_json=settings.log_format == "json")
+    if settings.user is not None:
+        boot.step_down(settings, environ, log, touches_store=False)
+    return settings
+
+
 def new_boot(
     flags: Mapping[str, Any],
     words: tuple[str, ...],

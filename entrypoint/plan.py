@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from entrypoint.checkpoint.finding import (
@@ -34,8 +33,7 @@ class Obstacle(NamedTuple):
     is_wish: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class Situation(NamedTuple):
     """All that a decision hangs on.
 
     `no_checkpoint`: why no checkpoint can be served at all. `no_copy`, `no_save`: why that step
@@ -95,7 +93,7 @@ def decide(situation: Situation, policy: Policy) -> Action:
         case "source":
             return _without(situation, why, policy, is_failure=why is situation.no_copy)
         case "save":
-            if isinstance(local, Rejected) or isinstance(shared, Rejected):
+            if _is_unfit(local) or _is_unfit(shared):
                 # A save of the same key would most likely come out the same.
                 return _without(situation, why, policy)
             if situation.no_save:
@@ -116,6 +114,11 @@ def step(situation: Situation, kind: Literal["copy", "save"]) -> Action:
     if isinstance(situation.shared, Complete):
         return _of(situation.shared, "copy", "shared.hit", "the shared store has it")
     return _refuse(_lack("shared", situation.shared, in_words("shared", situation.shared)))
+
+
+def _is_unfit(finding: Finding) -> bool:
+    """Tell what another save would most likely share; that nobody proved it yet is no fault."""
+    return isinstance(finding, Rejected) and finding.kind != "unproved"
 
 
 def _of(found: Complete, kind: Kind, reason: str, text: str) -> Action:
@@ -139,6 +142,7 @@ def _refuse(why: Obstacle) -> Action:
     return Action(kind="refuse", reason=why.reason, text=why.text, exit_code=why.exit_code)
 
 
+# 70: do not restart.
 _REJECTED_EXIT_CODES: Mapping[str, int] = {"quarantined": 70}
 _MISS_EXIT_CODES: Mapping[str, int] = {
     "absent": 31,

@@ -13,6 +13,7 @@ import pwd
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from entrypoint.errors import OwnershipError, PrivilegeError
 
@@ -71,6 +72,9 @@ def _group_id(group: str, word: str) -> int:
 def prepare(directory: Path, user: User, mode: int, say: Callable[[str], None]) -> None:
     """Make sure that `directory` exists and belongs to `user`; touch nothing below it.
 
+    A directory that was there is given away only if it is empty, as a new volume is, or was used
+    as a store or state directory before.
+
     Only what differs is changed. A file system that refuses (root_squash, read-only) is said and
     tolerated: whether the user can work there is found out by working there.
     Raises: OwnershipError when the directory can neither be made nor used.
@@ -105,6 +109,11 @@ def _give(
     status = os.fstat(descriptor)
     try:
         if status.st_uid != user.uid:
+            if mode is None and not _may_be_given(descriptor):
+                # A wrong path must not give /srv away.
+                what = "it is neither empty nor a store or state directory"
+                say(f"{directory}: stays with uid {status.st_uid}, since {what}")
+                return
             os.fchown(descriptor, user.uid, user.gid)
         if mode is not None:
             # After chown, which clears the setgid bit (chown(2)).
@@ -113,6 +122,14 @@ def _give(
         if error.errno not in (errno.EPERM, errno.EROFS, errno.ENOTSUP, errno.EINVAL):
             raise
         say(f"{directory}: stays with uid {status.st_uid}: {error.strerror}")
+
+
+OURS: Final = frozenset({".staging", ".trash", "ledger.jsonl", "memory"})
+
+
+def _may_be_given(descriptor: int) -> bool:
+    names = set(os.listdir(descriptor)) - {"lost+found"}
+    return not names or bool(names & OURS)
 
 
 def become(user: User) -> None:

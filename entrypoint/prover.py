@@ -28,6 +28,9 @@ from entrypoint.engine.resolution import Resolution
 from entrypoint.errors import ProofError
 
 PROVE_MODULE: Final = "entrypoint.vllm_plugin.prove"
+UNFINISHED: Final = "proof.unfinished"
+"""Nothing was found out: no checkpoint is rejected for it."""
+
 ATTEMPTS: Final = 2
 """One retry before rejecting: a machine under load has hiccups, wrong weights do not go away."""
 
@@ -97,7 +100,7 @@ def read_evidence(directory: Path, side: Side, ranks: Sequence[int]) -> Evidence
         return read(per_rank, (directory / answers_name(side)).read_bytes())
     except OSError as error:
         msg = f"the {side} side left no evidence: {error}"
-        raise ProofError(msg) from None
+        raise ProofError(msg, reason=UNFINISHED) from None
 
 
 def _load(
@@ -125,7 +128,9 @@ def _load(
         return read_evidence(bench.work, side, ranks)
     if answer.get("status") == "refused":
         msg = f"the {side} side: {answer.get('message')}"
-        raise ProofError(msg)
+        # What our loader refuses is a difference; what vLLM refuses says nothing about weights.
+        is_verdict = answer.get("reason") == "proof.load"
+        raise ProofError(msg, reason="" if is_verdict else UNFINISHED)
     what = "took too long" if outcome.timed_out else f"ended with status {outcome.status}"
     msg = f"loading the {side} side {what}: {last}"
-    raise ProofError(msg, hint=f"its whole log is {log_file}")
+    raise ProofError(msg, reason=UNFINISHED, hint=f"its whole log is {log_file}")

@@ -5,6 +5,7 @@ This room never imports torch; the child is `entrypoint.vllm_plugin.save` in vLL
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import threading
@@ -28,7 +29,7 @@ from entrypoint.engine.resolution import Resolution
 from entrypoint.errors import ProofError, SaveError, ShardbootError
 from entrypoint.model import identity as model_identity
 from entrypoint.model.identity import Identity
-from entrypoint.model.survey import Survey, survey
+from entrypoint.model.survey import Survey, is_copied, survey
 from entrypoint.state.memory import Memory
 from entrypoint.state.rejections import Rejections
 from entrypoint.store.directory import DirectoryStore
@@ -111,7 +112,9 @@ def _prove(order: Order, staging: Staging, manifest: Manifest) -> dict[str, Json
     try:
         return prover.prove(bench, staging.path, manifest, source)
     except ProofError as error:
-        Rejections(order.settings.state_dir).add(manifest.key.digest, "unproven", str(error))
+        if error.reason == ProofError.reason:
+            key = manifest.key.digest
+            Rejections(order.settings.state_dir).add(key, "unproven", str(error))
         raise
     finally:
         (staging.path / MANIFEST).unlink()
@@ -187,7 +190,12 @@ def _run_child(order: Order, staging: Staging) -> None:
 
 
 def _bytes_in(directory: Path) -> int:
-    return sum(entry.stat().st_size for entry in os.scandir(directory) if entry.is_file())
+    count = 0
+    for entry in os.scandir(directory):
+        # Fragments are renamed into place meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            count += entry.stat().st_size
+    return count
 
 
 def _fragments(staging: Staging, resolution: Resolution) -> list[Fragment]:
@@ -207,7 +215,8 @@ def copy_model_files(source: Survey, staging: Staging) -> list[FileEntry]:
     Raises: SaveError when one cannot be read; StagingError, SpaceError.
     """
     directory = Path(cast("str", source.directory))
-    return [_copy_one(directory, file.path, staging) for file in source.model_files]
+    paths = [file.path for file in source.model_files if is_copied(file.path)]
+    return [_copy_one(directory, path, staging) for path in paths]
 
 
 def _copy_one(directory: Path, path: str, staging: Staging) -> FileEntry:

@@ -228,10 +228,14 @@ def prove_here(boot: Boot, assessment: Assessment) -> Manifest:
         try:
             proof = prover.prove(bench, store.path(name), manifest, None)
         except ProofError as error:
-            Rejections(settings.state_dir).add(manifest.digest, "unproven", str(error))
+            if error.reason == ProofError.reason:
+                Rejections(settings.state_dir).add(manifest.content, "unproven", str(error))
             raise
-    Proofs(settings.state_dir).add(manifest.digest, proof)
-    Rejections(settings.state_dir).remove(manifest.digest)
+    Proofs(settings.state_dir).add(manifest.content, proof)
+    rejections = Rejections(settings.state_dir)
+    earlier = rejections.find(manifest.content)
+    if earlier is not None and earlier.kind == "unproven":
+        rejections.remove(manifest.content)
     return manifest
 
 

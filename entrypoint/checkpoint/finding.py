@@ -38,7 +38,8 @@ class Damaged(NamedTuple):
 class Rejected(NamedTuple):
     """The wanted key, but known not to serve: by a failed proof, a loader, a crash loop, a person.
 
-    `kind` is one of `unproven`, `unfit`, `quarantined`, `operator`.
+    `kind` is one of `unproven`, `unfit`, `quarantined`, `operator`; `unproved` where it only
+    waits for its proof.
     """
 
     name: str

@@ -107,8 +107,18 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """BLAKE3 of all the rest: what proofs and rejections go by, in every store."""
+        """BLAKE3 of all the rest, which the manifest itself holds."""
         return digest_json(self.to_json())
+
+    @cached_property
+    def content(self) -> str:
+        """BLAKE3 of all but the name: what proofs and rejections go by, in every store.
+
+        A copy may have to take the next generation's name, and is still the same checkpoint.
+        """
+        document = self.to_json()
+        del document["name"]
+        return digest_json(document)
 
     def encode(self) -> bytes:
         """Return the bytes of `manifest.json`: canonical JSON, one line."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, cast
 
 from entrypoint.checkpoint.digest import Json, digest_bytes, digest_json
-from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.key import FORMAT
 from entrypoint.engine.executable import Executable
+from entrypoint.model.bounded import within
+from entrypoint.model.survey import LOOK_SECONDS
 
 MAX_NAMED_FILE_BYTES: Final = 4 * 1024 * 1024
 
@@ -37,7 +39,7 @@ def question(
     environ: Mapping[str, str],
     about: Mapping[str, Json],
 ) -> str:
-    """Return the digest of everything, but the source, that vLLM's answer can depend on."""
+    """Return the digest of all that vLLM's answer can depend on, but what lies in files."""
     names = (*cast("list[str]", about["env_names"]), *PLACES, *DEVICES)
     ignorable = cast("Mapping[str, Json]", about["ignorable"])
     kept = [words[position] for position in kept_positions(words, ignorable)]
@@ -48,7 +50,6 @@ def question(
             "format": FORMAT,
             "words": cast("Json", kept),
             "names_served": names_served,
-            "files": cast("Json", dict(_named_files(kept))),
             "environ": {name: environ[name] for name in names if name in environ},
             "engine": [engine.path, engine.interpreter, cast("Json", _stamp(engine.interpreter))],
             "distributions": cast("Json", distributions(cast("list[str]", about["site_dirs"]))),
@@ -91,19 +92,44 @@ def _values(rest: Sequence[str], arity: Json) -> int:
             return given
 
 
-def _named_files(words: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (path, digest) of every small file, or directory's config, that a word names."""
+def named_files(words: Sequence[str], ignorable: Mapping[str, Json]) -> str | None:
+    """Return a digest of every small file, and directory's config, that a word names.
+
+    Links are followed: they are the user's own, as in a Kubernetes ConfigMap. What is there and
+    cannot be read gives a digest that no memory knows. None when a file system hangs.
+    """
+    kept = [words[position] for position in kept_positions(words, ignorable)]
+    found = within(LOOK_SECONDS, lambda: [list(pair) for pair in _contents(kept)])
+    return None if found is None else digest_json(found)
+
+
+def _contents(words: Iterable[str]) -> Iterator[tuple[str, str]]:
     for word in words:
         for text in _texts(word):
-            path = Path(text)
-            for candidate in (path, path / "config.json"):
+            for path in (text, f"{text}/config.json"):
                 try:
-                    yield (
-                        str(candidate),
-                        digest_bytes(read_bounded(candidate, MAX_NAMED_FILE_BYTES)),
-                    )
-                except (OSError, ValueError):
+                    data = _read(path)
+                except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
                     continue
+                except OSError:
+                    data = os.urandom(16)
+                yield path, digest_bytes(data)
+                if path.endswith((".yaml", ".yml")):
+                    yield from _contents(data.decode(errors="replace").split())
+
+
+def _read(path: str) -> bytes:
+    """Return the bytes of a small regular file, links followed.
+
+    Raises: OSError; ValueError when it is none.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_NAMED_FILE_BYTES:
+            msg = f"{path}: no small file"
+            raise ValueError(msg)
+        return file.read()
 
 
 def _texts(word: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, cast
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.checkpoint.key import FORMAT, Key
 from entrypoint.engine.executable import Executable, with_plugin
-from entrypoint.engine.question import kept_positions, question
+from entrypoint.engine.question import kept_positions, named_files, question
 from entrypoint.errors import EngineError, ManifestError
 from entrypoint.model.identity import Identity
 from entrypoint.state.memory import Memory
@@ -47,6 +47,7 @@ class Resolution:
     load_format: str
     has_extra_config: bool
     draft: str
+    has_other_config: bool
     kind: Mapping[str, bool]
 
     @property
@@ -92,47 +93,82 @@ def resolve(
     last answer counts. Raises: EngineError when vLLM can be asked neither way.
     """
     environ = with_plugin(environ)
-    about = memory.recall("engines", digest_json([engine.path, engine.interpreter]))
+    engine_question = digest_json([engine.path, engine.interpreter])
+    about = memory.recall("engines", engine_question)
     if isinstance(about, dict):
-        asked = question(engine, words, environ, about)
-        if (answer := _recall(memory, asked, identify)) is not None:
-            return _read(answer, words, about)
+        remembered = _recall(memory, _asked(engine, words, environ, about), identify)
+        if remembered is not None:
+            return _read(remembered, words, about)
     answer = _ask(engine, words, environ)
     if answer["status"] != "ok":
         return Rejected(str(answer.get("message", "")))
     about = cast("dict[str, Json]", answer["engine"])
-    memory.remember("engines", digest_json([engine.path, engine.interpreter]), about)
+    memory.remember("engines", engine_question, about)
     _shrink_positions(answer, words, about)
     model = cast("dict[str, str | None]", answer["model"])
     identity = identify(cast("str", model["word"]), model["revision"])
-    if identity is not None:
-        _remember(memory, question(engine, words, environ, about), answer, identity)
+    asked = _asked(engine, words, environ, about)
+    if identity is not None and asked.files is not None:
+        _remember(memory, asked, answer, identity)
     return _read(answer, words, about)
 
 
+class _Asked(NamedTuple):
+    """A question: its digest without files, and that of the files, None when they hang."""
+
+    words: str
+    files: str | None
+
+
+def _asked(
+    engine: Executable,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    about: Mapping[str, Json],
+) -> _Asked:
+    ignorable = cast("Mapping[str, Json]", about["ignorable"])
+    return _Asked(question(engine, words, environ, about), named_files(words, ignorable))
+
+
 def _recall(
-    memory: Memory, asked: str, identify: Callable[[str, str | None], Identity | None]
+    memory: Memory,
+    asked: _Asked,
+    identify: Callable[[str, str | None], Identity | None],
 ) -> dict[str, Json] | None:
-    known = memory.recall("resolutions", asked)
-    if not isinstance(known, dict):
+    """Return the remembered answer; where a look hangs, the latest counts."""
+    known = memory.recall("resolutions", asked.words)
+    if not isinstance(known, dict) or "by_files" not in known:
         return None
-    model = cast("dict[str, str | None]", known["model"])
-    answers = cast("dict[str, dict[str, Json]]", known["answers"])
+    by_files = cast("dict[str, dict[str, Json]]", known["by_files"])
+    record = by_files.get(asked.files or cast("str", known["latest"]))
+    if record is None:
+        return None
+    model = cast("dict[str, str | None]", record["model"])
+    answers = cast("dict[str, dict[str, Json]]", record["answers"])
     identity = identify(cast("str", model["word"]), model["revision"])
-    wanted = cast("str", known["latest"]) if identity is None else identity.config_digest
+    wanted = cast("str", record["latest"]) if identity is None else identity.config_digest
     return answers.get(wanted)
 
 
-def _remember(memory: Memory, asked: str, answer: dict[str, Json], identity: Identity) -> None:
-    known = memory.recall("resolutions", asked)
-    answers = cast("dict[str, Json]", known["answers"]) if isinstance(known, dict) else {}
-    answers = dict(list(answers.items())[-MAX_ANSWERS + 1 :]) | {identity.config_digest: answer}
-    entry: dict[str, Json] = {
+def _remember(memory: Memory, asked: _Asked, answer: dict[str, Json], identity: Identity) -> None:
+    files = cast("str", asked.files)
+    known = memory.recall("resolutions", asked.words)
+    known = known if isinstance(known, dict) else {}
+    by_files = cast("dict[str, dict[str, Json]]", known.get("by_files", {}))
+    earlier = cast("dict[str, Json]", by_files.get(files, {}).get("answers", {}))
+    record: dict[str, Json] = {
         "model": answer["model"],
-        "answers": answers,
+        "answers": _latest(earlier, identity.config_digest, answer),
         "latest": identity.config_digest,
     }
-    memory.remember("resolutions", asked, entry)
+    kept = _latest(cast("dict[str, Json]", by_files), files, record)
+    memory.remember("resolutions", asked.words, {"by_files": kept, "latest": files})
+
+
+def _latest(known: dict[str, Json], name: str, value: Json) -> dict[str, Json]:
+    """Add an entry as the newest, and forget the oldest."""
+    others = [(key, entry) for key, entry in known.items() if key != name]
+    return dict(others[-MAX_ANSWERS + 1 :]) | {name: value}
 
 
 def _ask(engine: Executable, words: Sequence[str], environ: Mapping[str, str]) -> dict[str, Json]:
@@ -197,5 +233,6 @@ def _read(
         load_format=str(load["format"]),
         has_extra_config=bool(load["extra_config"]),
         draft=str(kind["draft"]),
+        has_other_config=bool(model.get("hf_config_path")),
         kind={name: value for name, value in kind.items() if isinstance(value, bool)},
     )

@@ -7,18 +7,21 @@ another tokenizer or template under the same weights is another model.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 from blake3 import blake3
 
-from entrypoint.checkpoint.digest import Json, digest_file, digest_json
+from entrypoint.checkpoint.digest import PIECE_BYTES, Json, digest_file, digest_json
 from entrypoint.errors import DamagedError, StoreError
-from entrypoint.model.survey import SourceFile, Survey
+from entrypoint.model.survey import SourceFile, Survey, hub_cache
 from entrypoint.state.memory import Memory
 
 SAMPLE_BYTES: Final = 64
+TRUE_MTIME_NS: Final = 86_400 * 366 * 10**9
+"""Below it, an mtime says only that somebody set all of them to an epoch."""
 
 
 class Identity(NamedTuple):
@@ -39,8 +42,9 @@ class Identity(NamedTuple):
 def recall(survey: Survey, memory: Memory) -> Identity:
     """Return what is known of the source without reading a weight byte; keeps what it learns.
 
-    Remembered under every file's (path, size, mtime, inode, ctime); else, where names, sizes,
-    mtimes and a sample of bytes of every tensor are as remembered, taken for the same files.
+    Remembered under every file's (path, size, mtime, inode, ctime); else, where the directory,
+    names, sizes, mtimes and a sample of bytes of every tensor are as remembered, taken for the
+    same files, unless their mtimes were made equal by whoever packed them.
     Raises: StoreError when a model file cannot be read.
     """
     if survey.directory is None or survey.is_checkpoint:
@@ -73,16 +77,20 @@ def read_in_full(
     if "blake3" in identity.ways or survey.directory is None:
         return identity
     root = Path(survey.directory)
+    ways = dict(identity.ways)
     try:
         contents: dict[str, str] = {}
         for file in survey.weights:
-            contents[file.path] = digest_file(root / file.path, on_bytes)
+            contents[file.path], is_named_right = _read_one(root / file.path, file, on_bytes)
+            if not is_named_right:
+                # Written to through its link: the blob's name tells nothing any more.
+                ways.pop("sha256", None)
             status = (root / file.path).stat()
             if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
                 raise StoreError(f"{root / file.path}: changed while it was read")
     except OSError as error:
         raise StoreError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    ways = {**identity.ways, "blake3": _digest(survey, contents, identity.model_files)}
+    ways["blake3"] = _digest(survey, contents, identity.model_files)
     complete = Identity(identity.model_files, ways)
     _keep(survey, complete, memory)
     memory.remember(
@@ -93,10 +101,56 @@ def read_in_full(
     return complete
 
 
-def last_remembered(word: str, memory: Memory) -> Identity | None:
-    """Return what the source was when it was last seen; for a source that hangs."""
-    known = memory.recall("identities", _question(word))
-    return _identity_from(known) if isinstance(known, dict) and "stamps" in known else None
+def _read_one(path: Path, file: SourceFile, on_bytes: Callable[[int], None]) -> tuple[str, bool]:
+    """Return the BLAKE3 of a weight file, and whether its blob is named by its own sha256."""
+    if file.sha256 is None:
+        return digest_file(path, on_bytes), True
+    import hashlib  # noqa: PLC0415 - a hit hashes no weights
+
+    named, ours = hashlib.sha256(), blake3()
+    with path.open("rb", buffering=0) as opened:
+        while piece := opened.read(PIECE_BYTES):
+            named.update(piece)
+            ours.update(piece)
+            on_bytes(len(piece))
+    return str(ours.hexdigest()), named.hexdigest() == file.sha256
+
+
+def remember_word(
+    survey: Survey,
+    identity: Identity,
+    revision: str | None,
+    environ: Mapping[str, str],
+    memory: Memory,
+) -> None:
+    """Keep what a word meant, for a day when its file system hangs."""
+    if survey.directory is not None and not survey.is_checkpoint:
+        entry: dict[str, Json] = {"directory": survey.directory, **_to_json(identity)}
+        memory.remember("identities", _word_question(survey.word, revision, environ), entry)
+
+
+def last_remembered(
+    word: str, revision: str | None, environ: Mapping[str, str], memory: Memory
+) -> Identity | None:
+    """Return what the source was when this very word was last seen; for a source that hangs."""
+    known = memory.recall("identities", _word_question(word, revision, environ))
+    if not isinstance(known, dict):
+        return None
+    # A save or a full read since then may know more ways to say which model it is.
+    latest = memory.recall("identities", _question(str(known["directory"])))
+    return _identity_from(latest if isinstance(latest, dict) else known)
+
+
+def _word_question(word: str, revision: str | None, environ: Mapping[str, str]) -> str:
+    where = "" if os.path.isabs(word) else os.getcwd()
+    return digest_json(["word", word, revision, where, str(hub_cache(environ))])
+
+
+def _to_json(identity: Identity) -> dict[str, Json]:
+    return {
+        "model_files": cast("Json", dict(identity.model_files)),
+        "ways": cast("Json", dict(identity.ways)),
+    }
 
 
 def _question(directory: str) -> str:
@@ -110,14 +164,8 @@ def _identity_from(known: Mapping[str, Json]) -> Identity:
 
 
 def _keep(survey: Survey, identity: Identity, memory: Memory) -> None:
-    entry: dict[str, Json] = {
-        "stamps": survey.stamps,
-        "model_files": cast("Json", dict(identity.model_files)),
-        "ways": cast("Json", dict(identity.ways)),
-    }
+    entry: dict[str, Json] = {"stamps": survey.stamps, **_to_json(identity)}
     memory.remember("identities", _question(cast("str", survey.directory)), entry)
-    if survey.word != survey.directory:
-        memory.remember("identities", _question(survey.word), entry)
 
 
 def _digest(survey: Survey, contents: Mapping[str, str], model_files: Mapping[str, str]) -> str:
@@ -133,13 +181,16 @@ def _from_blobs(survey: Survey, model_files: Mapping[str, str]) -> dict[str, str
 
 
 def _lookalike(survey: Survey, model_files: Mapping[str, str]) -> str:
-    # Whole seconds: an image layer keeps no finer mtime.
+    # Whole seconds: an image layer keeps no finer mtime. The directory: a fine-tune beside it may
+    # have been written in the same second.
     weights: list[Json] = [[f.path, f.size, f.mtime_ns // 10**9] for f in survey.weights]
-    return digest_json(["lookalike", weights, cast("Json", dict(model_files))])
+    return digest_json(["lookalike", survey.directory, weights, cast("Json", dict(model_files))])
 
 
 def _from_sample(survey: Survey, model_files: Mapping[str, str], memory: Memory) -> dict[str, str]:
     known = memory.recall("identities", _lookalike(survey, model_files))
+    if any(file.mtime_ns < TRUE_MTIME_NS for file in survey.weights):
+        return {}
     if not isinstance(known, dict) or known.get("sample") != sample(survey):
         return {}
     return {"blake3": cast("str", known["blake3"])}

@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
-import signal
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, cast
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.inspect import Stamp
-from entrypoint.checkpoint.manifest import HAVE, INDEX, MANIFEST
+from entrypoint.checkpoint.manifest import HAVE, INDEX, MANIFEST, MAX_MANIFEST_BYTES
 from entrypoint.errors import OwnershipError
+from entrypoint.model.bounded import within
 
 LOOK_SECONDS: Final = 2.0
 PREFERRED_WEIGHTS: Final = (".safetensors",)
@@ -82,52 +80,17 @@ def survey(
 
     Raises: OwnershipError when the source is there and this user may not read it.
     """
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _report(writer, word, revision, environ)
-    os.close(writer)
-    try:
-        answer = _gather(reader, time.monotonic() + seconds)
-    finally:
-        os.close(reader)
-    if answer is None:
-        # Not waited for: a process in uninterruptible sleep cannot be reaped.
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, os.WNOHANG)
+    answer = within(seconds, lambda: cast("Json", asdict(look(word, revision, environ))))
+    if not isinstance(answer, dict):
         return Survey(word=word, timed_out=True)
-    os.waitpid(pid, 0)
-    found = _decode(answer)
+    found = _decode(cast("dict[str, Any]", answer))
     if found.denied:
         msg = f"{found.denied}: uid {os.geteuid()} may not read the model"
         raise OwnershipError(msg, hint="chown or chmod the source, or choose another --user")
     return found
 
 
-def _report(writer: int, word: str, revision: str | None, environ: Mapping[str, str]) -> NoReturn:
-    """In the child: send what was found and end, without anything of the parent's exit."""
-    try:
-        data = json.dumps(asdict(look(word, revision, environ))).encode()
-        while data:
-            data = data[os.write(writer, data) :]
-    finally:
-        os._exit(0)
-
-
-def _gather(descriptor: int, deadline: float) -> bytes | None:
-    answer = b""
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-            return None
-        piece = os.read(descriptor, 1 << 20)
-        if not piece:
-            return answer or None
-        answer += piece
-
-
-def _decode(answer: bytes) -> Survey:
-    fields = json.loads(answer)
+def _decode(fields: dict[str, Any]) -> Survey:
     for group in ("weights", "model_files"):
         fields[group] = tuple(SourceFile(*values) for values in fields[group])
     return Survey(**fields)
@@ -149,9 +112,12 @@ def _look(word: str, revision: str | None, environ: Mapping[str, str]) -> Survey
     directory, commit = _locate(word, revision, environ)
     if directory is None:
         return Survey(word=word, revision=commit)
-    if (directory / MANIFEST).is_file():
-        return Survey(word=word, directory=str(directory), is_checkpoint=True)
+    if _is_checkpoint(directory):
+        return Survey(word=word, directory=str(directory.resolve()), is_checkpoint=True)
     weights, model_files = _files(directory)
+    if not weights and not Path(word).is_dir():
+        # A hub id of which only the config was fetched so far.
+        return Survey(word=word, revision=commit)
     return Survey(
         word=word,
         directory=str(directory),
@@ -159,6 +125,18 @@ def _look(word: str, revision: str | None, environ: Mapping[str, str]) -> Survey
         weights=weights,
         model_files=model_files,
     )
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    """Tell a checkpoint from a model with a manifest.json of its own kind."""
+    path = directory / MANIFEST
+    if not path.is_file() or path.stat().st_size > MAX_MANIFEST_BYTES:
+        return False
+    try:
+        document = json.loads(path.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(document, dict) and {"schema", "key_digest", "files"} <= document.keys()
 
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -188,6 +166,8 @@ def _locate(
 def _reference(repository: Path, revision: str) -> str | None:
     try:
         commit = (repository / "refs" / revision).read_text().strip()
+    except PermissionError:
+        raise
     except (OSError, ValueError):
         return None
     return commit if _COMMIT.fullmatch(commit) else None
@@ -205,37 +185,40 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
 
 
 def _files(directory: Path) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ...]]:
-    """Return (weights, model files), each sorted by path; a dangling link is an error."""
-    preferred, other, model_files = [], [], []
+    """Return (weights, model files), each sorted by path; a dangling link is an error.
+
+    Weight indexes are among the model files: vLLM chooses shards by them.
+    """
+    preferred, other, below, model_files = [], [], [], []
     for path in _walk(directory):
         name = path.name.lower()
-        if name.endswith(PREFERRED_WEIGHTS):
+        if name.endswith((*PREFERRED_WEIGHTS, *OTHER_WEIGHTS)) and path.parent != directory:
+            below.append(path)
+        elif name.endswith(PREFERRED_WEIGHTS):
             preferred.append(path)
         elif name.endswith(OTHER_WEIGHTS):
             other.append(path)
-        elif is_model_file(path.relative_to(directory).as_posix()):
+        elif name.endswith(MODEL_SUFFIXES) and name not in (MANIFEST, HAVE):
             model_files.append(path)
-    # vLLM takes safetensors where there are any, and looks at nothing else then.
-    weights = preferred or other
+    # vLLM takes safetensors where the top level has any, and looks at no other weights then.
+    weights = [*(preferred or other), *below]
     return (
         tuple(_stat(directory, path) for path in sorted(weights)),
         tuple(_stat(directory, path) for path in sorted(model_files)),
     )
 
 
-def is_model_file(path: str) -> bool:
-    """Whether a checkpoint carries the source's file `path`: no weights, no weight index."""
+def is_copied(path: str) -> bool:
+    """Whether a checkpoint carries the source's model file `path`: not an index of its weights."""
     name = path.rsplit("/", 1)[-1].lower()
-    return (
-        name.endswith(MODEL_SUFFIXES)
-        and not name.endswith(".index.json")
-        and name not in (MANIFEST, INDEX, HAVE)
-    )
+    is_ours = name in (MANIFEST, INDEX, HAVE)
+    return name.endswith(MODEL_SUFFIXES) and not name.endswith(".index.json") and not is_ours
 
 
 def _walk(directory: Path) -> list[Path]:
     found: list[Path] = []
-    for root, directories, files in os.walk(directory, onerror=_raise):
+    # What lies below and may not be read, such as lost+found, vLLM does not read either.
+    for root, directories, files in os.walk(directory, onerror=_raise_at(directory)):
         # Hidden: .cache, .git. "original" holds the same weights in another form.
         directories[:] = sorted(
             d for d in directories if not d.startswith((".", "__pycache__")) and d != "original"
@@ -246,8 +229,12 @@ def _walk(directory: Path) -> list[Path]:
     return found
 
 
-def _raise(error: OSError) -> NoReturn:
-    raise error
+def _raise_at(top: Path) -> Callable[[OSError], None]:
+    def on_error(error: OSError) -> None:
+        if error.filename == str(top) or not isinstance(error, PermissionError):
+            raise error
+
+    return on_error
 
 
 def _stat(directory: Path, path: Path) -> SourceFile:

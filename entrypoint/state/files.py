@@ -47,9 +47,9 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, value: Json) -> None:
+def write_json(path: Path, value: Json, mode: int = 0o640) -> None:
     """Write canonical JSON with `write_atomically`. Raises: OSError."""
-    write_atomically(path, canonical(value) + b"\n")
+    write_atomically(path, canonical(value) + b"\n", mode)
 
 
 def read_json(path: Path) -> Json:

@@ -1,4 +1,4 @@
-"""Proofs made here of checkpoints that came without one, by their manifest's digest."""
+"""Proofs made here of checkpoints that came without one, by their manifest's content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Proofs:
         """Keep a proof; durable when this returns. Raises: OSError."""
         path = self._path(digest)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, dict(proof))
+        write_json(path, dict(proof), 0o644)
 
     def _path(self, digest: str) -> Path:
         return self.root / "proofs" / f"{digest}.json"

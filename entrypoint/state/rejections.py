@@ -16,8 +16,19 @@ from entrypoint.checkpoint.digest import Json
 from entrypoint.state.files import fsync_directory, read_json, write_json
 
 Kind = Literal["unproven", "unfit", "quarantined", "operator"]
-KINDS: Final = ("unproven", "unfit", "quarantined", "operator")
-"""A proof failed; the loader disagreed; boots failed in a row; a person said so."""
+KINDS: Final = ("unproved", "unproven", "unfit", "quarantined", "operator")
+"""No proof yet; it failed; the loader disagreed; boots failed in a row; a person said so."""
+
+
+PUBLIC: Final = 0o644
+"""No secret, and an operator who is root writes what the service user must read."""
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return True
 
 
 class Rejection(NamedTuple):
@@ -35,9 +46,11 @@ class Rejections:
 
     def find(self, digest: str) -> Rejection | None:
         """Return why the manifest or key with this digest is rejected, or None."""
-        entry = read_json(self._path(digest))
+        path = self._path(digest)
+        entry = read_json(path)
         if not isinstance(entry, dict):
-            return None
+            # What is there and cannot be read may have been written by root: better safe.
+            return Rejection("operator", f"{path}: cannot be read") if _is_there(path) else None
         return Rejection(str(entry.get("kind")), str(entry.get("reason", "no reason kept")))
 
     def add(self, digest: str, kind: Kind, reason: str) -> bool:
@@ -46,7 +59,7 @@ class Rejections:
         path = self._path(digest)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, entry)
+            write_json(path, entry, PUBLIC)
         except OSError:
             return False
         return True

@@ -35,7 +35,7 @@ def exclusive(
     Raises: LockTimeoutError naming the holder after `timeout` seconds; StoreError.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}") from error
     try:

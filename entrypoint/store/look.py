@@ -109,9 +109,9 @@ def _look_at(directory: Path, wanted: Wanted, memory: Memory) -> Finding:
 
 def check(directory: Path, manifest: Manifest, memory: Memory) -> Complete | Damaged | Unreachable:
     """Compare the files on disk with the manifest; remember what needs no second reading."""
-    question = digest_json(["inspection", str(directory), manifest.digest])
-    known = memory.recall("inspections", question)
-    stamps = _stamps_from(known) if isinstance(known, dict) else {}
+    known = memory.recall("inspections", _question(directory, manifest))
+    known = known if isinstance(known, dict) and "stamps" in known else {}
+    stamps = _stamps_from(cast("dict[str, Json]", known.get("stamps", {})))
     try:
         found = examine(directory, manifest, manifest.layout.ranks, stamps)
     except OSError as error:
@@ -119,9 +119,39 @@ def check(directory: Path, manifest: Manifest, memory: Memory) -> Complete | Dam
     if found.discrepancies:
         return Damaged(manifest.name, found.discrepancies)
     if found.stamps != stamps:
-        answer = {path: cast("Json", list(stamp)) for path, stamp in found.stamps.items()}
-        memory.remember("inspections", question, cast("Json", answer))
+        _remember(directory, manifest, found.stamps, (), memory)
+    elif known.get("wrong"):
+        return Damaged(manifest.name, tuple(cast("list[str]", known["wrong"])))
     return Complete(manifest, str(directory))
+
+
+def remember_look(
+    directory: Path, manifest: Manifest, wrong: tuple[str, ...], memory: Memory
+) -> None:
+    """Keep what a deep look found, so that a quick one knows it as long as no file moved."""
+    try:
+        found = examine(directory, manifest, manifest.layout.ranks, {})
+    except OSError:
+        return
+    _remember(directory, manifest, found.stamps, wrong, memory)
+
+
+def _question(directory: Path, manifest: Manifest) -> str:
+    return digest_json(["inspection", str(directory), manifest.digest])
+
+
+def _remember(
+    directory: Path,
+    manifest: Manifest,
+    stamps: Mapping[str, Stamp],
+    wrong: tuple[str, ...],
+    memory: Memory,
+) -> None:
+    answer: dict[str, Json] = {
+        "stamps": {path: cast("Json", list(stamp)) for path, stamp in stamps.items()},
+        "wrong": list(wrong),
+    }
+    memory.remember("inspections", _question(directory, manifest), answer)
 
 
 def _stamps_from(known: Mapping[str, Json]) -> dict[str, Stamp]:

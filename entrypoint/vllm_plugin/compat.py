@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -86,7 +85,7 @@ def undo_registrations(vllm_config: Any) -> Callable[[], None]:
     """
     config = vllm_config.compilation_config
     kept = {
-        name: copy.copy(value)
+        name: value.copy()
         for name, value in vars(config).items()
         if isinstance(value, dict | list | set)
     }

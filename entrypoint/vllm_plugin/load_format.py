@@ -107,8 +107,8 @@ class ShardbootLoader(BaseModelLoader):
         _, _, rank = compat.tp_pp_rank()
         if rank == 0:
             self.notes.line("objection", text=str(objection))
-            if objection.unfit:
-                self.notes.reject(self.digest, str(objection))
+            if objection.unfit and self.manifest is not None:
+                self.notes.reject(self.manifest.content, str(objection))
         if self.recorder is not None:
             refusal.leave(self.recorder.directory, rank, "proof.load", str(objection))
         if self.source is None:

@@ -33,10 +33,10 @@ class Notes:
             about: dict[str, Json] = {"boot": self.boot, "event": event}
             Ledger(self.state).append(about | {"time": round(time.time(), 3)} | fields)
 
-    def reject(self, manifest_digest: str, reason: str) -> None:
+    def reject(self, content: str, reason: str) -> None:
         """Reject the checkpoint: sound, but not this model's. No boot will try it again."""
         if self.state is not None:
-            Rejections(self.state).add(manifest_digest, "unfit", reason)
+            Rejections(self.state).add(content, "unfit", reason)
 
     @contextmanager
     def loading(self) -> Iterator[None]:

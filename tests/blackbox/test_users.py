@@ -187,6 +187,8 @@ def test_a_source_that_the_user_may_not_read_is_exit_60_with_a_hint(
 def test_root_touches_nothing_but_the_two_directories_themselves(house: House) -> None:
     theirs = house.local / "theirs"
     (theirs / "deep").mkdir(parents=True)
+    (house.local / ".staging").mkdir(mode=0o777)
+    (house.local / ".staging").chmod(0o777)
     (theirs / "deep" / "file").write_text("x")
     (house.local / "link").symlink_to("/etc")
     os.chown(theirs, 4242, 4242)
@@ -194,6 +196,27 @@ def test_root_touches_nothing_but_the_two_directories_themselves(house: House) -
     boot = house.run("serve", "--user", "2000", house.model, "-tp", 2)
     assert boot.events[-1] == "local.hit", boot.stderr
     assert (snapshot(theirs), snapshot(house.model), os.stat("/etc")) == before
+
+
+def test_a_directory_full_of_other_things_is_not_given_away(house: House) -> None:
+    (house.local / "precious").mkdir(parents=True)
+    boot = house.run("serve", "--user", "2000", house.model, "-tp", 2)
+    assert boot.events[-1] == "local.unwritable"
+    assert "neither empty nor a store" in boot.stderr
+    assert house.local.stat().st_uid == 0
+
+
+def test_a_rejection_by_root_is_seen_by_the_service_user(house: House) -> None:
+    words = ("serve", "--user", "2000", house.model, "-tp", 2)
+    house.run(*words)
+    [checkpoint] = [path.parent for path in house.local.glob("*/manifest.json")]
+    assert house.run("reject", checkpoint.name).status == 0
+    assert house.run(*words).events[-1] == "local.operator"
+
+
+def test_switched_off_it_still_drops_root(house: House) -> None:
+    boot = house.run("serve", house.model, "-tp", 2, SHARDBOOT="off", SHARDBOOT_USER="2000")
+    assert boot.vllm["uids"] == [2000, 2000, 2000]
 
 
 def test_a_store_that_is_a_link_is_not_given_away(house: House) -> None:

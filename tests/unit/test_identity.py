@@ -6,12 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from checkpoints import make_checkpoint
 
 from entrypoint.checkpoint import header
 from entrypoint.checkpoint.digest import digest_file
 from entrypoint.errors import StoreError
 from entrypoint.model import identity as identities
-from entrypoint.model.identity import Identity, last_remembered, read_in_full, recall, sample
+from entrypoint.model.identity import (
+    Identity,
+    last_remembered,
+    read_in_full,
+    recall,
+    remember_word,
+    sample,
+)
 from entrypoint.model.survey import Survey, look
 from entrypoint.state.memory import Memory
 
@@ -99,9 +107,27 @@ def test_a_copy_that_kept_its_times_is_known_by_a_sample(
 ) -> None:
     digest = node.in_full(model)
     node.read.clear()
-    shutil.copytree(model, tmp_path / "copy")  # copystat keeps mtimes, as an image layer does
-    assert node.recall(tmp_path / "copy").ways == {"blake3": digest}
+    # copystat keeps mtimes, as an image layer does; inodes and ctimes are others.
+    model.rename(tmp_path / "old")
+    shutil.copytree(tmp_path / "old", model)
+    assert node.recall(model).ways == {"blake3": digest}
     assert "model.safetensors" not in node.read
+
+
+def test_a_lookalike_beside_it_is_no_copy(node: Node, model: Path, tmp_path: Path) -> None:
+    node.in_full(model)
+    shutil.copytree(model, tmp_path / "fine-tune")
+    assert node.recall(tmp_path / "fine-tune").ways == {}
+
+
+def test_times_that_were_set_to_an_epoch_tell_nothing(
+    node: Node, model: Path, tmp_path: Path
+) -> None:
+    os.utime(model / "model.safetensors", (1, 1))
+    node.in_full(model)
+    model.rename(tmp_path / "old")
+    shutil.copytree(tmp_path / "old", model)
+    assert node.recall(model).ways == {}
 
 
 def test_a_copy_with_other_times_is_read_in_full(node: Node, model: Path, tmp_path: Path) -> None:
@@ -213,10 +239,13 @@ def test_a_file_that_goes_away_gives_no_identity(node: Node, model: Path) -> Non
 
 
 def test_a_source_that_hangs_is_what_it_was_when_last_seen(node: Node, model: Path) -> None:
-    assert last_remembered(str(model), node.memory) is None
+    word = str(model)
+    assert last_remembered(word, None, {}, node.memory) is None
+    remember_word(node.survey(model), node.recall(model), None, {}, node.memory)
     digest = node.in_full(model)
-    remembered = last_remembered(str(model), node.memory)
+    remembered = last_remembered(word, None, {}, node.memory)
     assert remembered is not None
+    assert last_remembered(word, "another revision", {}, node.memory) is None
     assert remembered.ways == {"blake3": digest}
     assert remembered.config_digest == node.recall(model).config_digest
 
@@ -230,5 +259,5 @@ def test_without_a_memory_it_is_read_each_time(model: Path, tmp_path: Path) -> N
 
 def test_what_is_not_here_or_a_checkpoint_has_no_identity(node: Node, model: Path) -> None:
     assert node.recall(model.parent / "nothing") == Identity({}, {})
-    (model / "manifest.json").write_text("{}")
-    assert node.recall(model) == Identity({}, {})
+    manifest = make_checkpoint(model.parent)
+    assert node.recall(model.parent / manifest.name) == Identity({}, {})

@@ -7,7 +7,7 @@ import pytest
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.engine.executable import Executable
-from entrypoint.engine.question import distributions, kept_positions, question
+from entrypoint.engine.question import distributions, kept_positions, named_files, question
 
 IGNORABLE: dict[str, Json] = {
     "--host": 1,
@@ -65,7 +65,7 @@ def digest(
         "ignorable": IGNORABLE,
         "site_dirs": list(site_dirs),
     }
-    return question(engine, words, environ or {}, about)
+    return f"{question(engine, words, environ or {}, about)}{named_files(words, IGNORABLE)}"
 
 
 def test_words_that_do_not_matter_do_not_change_the_question() -> None:
@@ -176,3 +176,25 @@ def test_what_plugs_into_vllm_counts_and_nothing_else(tmp_path: Path) -> None:
 def test_the_question_holds_no_word_of_the_users() -> None:
     assert json.dumps(digest("secret-model")).strip('"').isalnum()
     assert "secret" not in digest("secret-model")
+
+
+def test_a_linked_file_counts_by_what_it_links_to(tmp_path: Path) -> None:
+    """As in a Kubernetes ConfigMap, where every file is a link through a link."""
+    for version in ("v1", "v2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "serve.yaml").write_text(f"model: {version}")
+    (tmp_path / "data").symlink_to("v1")
+    (tmp_path / "serve.yaml").symlink_to("data/serve.yaml")
+    before = digest("--config", str(tmp_path / "serve.yaml"))
+    (tmp_path / "data").unlink()
+    (tmp_path / "data").symlink_to("v2")
+    assert digest("--config", str(tmp_path / "serve.yaml")) != before
+
+
+def test_a_file_that_a_yaml_file_names_counts(tmp_path: Path) -> None:
+    named = tmp_path / "overrides.json"
+    named.write_text("1")
+    (tmp_path / "serve.yaml").write_text(f"hf-overrides: {named}")
+    before = digest("--config", str(tmp_path / "serve.yaml"))
+    named.write_text("2")
+    assert digest("--config", str(tmp_path / "serve.yaml")) != before

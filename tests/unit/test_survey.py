@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checkpoints import make_checkpoint
 
 from entrypoint.errors import OwnershipError
 from entrypoint.model import survey as surveys
-from entrypoint.model.survey import Survey, hub_cache, is_model_file, survey
+from entrypoint.model.survey import Survey, hub_cache, is_copied, survey
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 BLOB = "ab" * 32
@@ -46,7 +47,7 @@ def hub(cache: Path, repository: str = "org/model") -> Path:
 def test_a_directory_is_weights_and_model_files(tmp_path: Path) -> None:
     weights = ["a/model-2.safetensors", "model-1.safetensors"]
     files = ["code/modeling.py", "config.json", "merges.txt", "template.jinja", "tokenizer.model"]
-    other = ["model.safetensors.index.json", "README.md", "manifest.bak", "image.png"]
+    other = ["README.md", "manifest.bak", "image.png"]
     found = look(fill(tmp_path, *weights, *files, *other))
     assert names(found) == (weights, files)
     assert found.directory == str(tmp_path)
@@ -84,13 +85,33 @@ def test_what_is_hidden_or_the_original_form_is_passed_over(tmp_path: Path) -> N
 def test_a_checkpoint_carries_what_the_model_needs_beside_weights(
     path: str, expected: bool
 ) -> None:
-    assert is_model_file(path) is expected
+    assert is_copied(path) is expected
 
 
 def test_a_checkpoint_is_known_by_its_manifest(tmp_path: Path) -> None:
-    found = look(fill(tmp_path, "manifest.json", "config.json"))
+    manifest = make_checkpoint(tmp_path)
+    found = look(tmp_path / manifest.name)
     assert found.is_checkpoint
     assert names(found) == ([], [])
+
+
+def test_a_manifest_of_another_kind_makes_no_checkpoint(tmp_path: Path) -> None:
+    fill(tmp_path, "config.json", "model.safetensors")
+    (tmp_path / "manifest.json").write_text('{"name": "a web app"}')
+    found = look(tmp_path)
+    assert not found.is_checkpoint
+    assert names(found) == (["model.safetensors"], ["config.json"])
+
+
+def test_an_index_of_weights_counts_and_is_not_carried(tmp_path: Path) -> None:
+    fill(tmp_path, "model.safetensors", "model.safetensors.index.json")
+    assert names(look(tmp_path))[1] == ["model.safetensors.index.json"]
+    assert not is_copied("model.safetensors.index.json")
+
+
+def test_weights_below_do_not_hide_those_at_the_top(tmp_path: Path) -> None:
+    fill(tmp_path, "pytorch_model.bin", "2_Dense/model.safetensors")
+    assert names(look(tmp_path))[0] == ["2_Dense/model.safetensors", "pytorch_model.bin"]
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"])
@@ -182,7 +203,7 @@ def as_nobody(check: Callable[[], None]) -> None:
 @pytest.mark.parametrize(
     "closed",
     [
-        *("model.safetensors", "config.json", "code"),
+        *("model.safetensors", "config.json"),
         ".",
     ],
 )
