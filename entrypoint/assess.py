@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from entrypoint import __version__
@@ -15,14 +15,7 @@ from entrypoint.config import Settings
 from entrypoint.engine.executable import Executable, find
 from entrypoint.engine.resolution import Rejected, Resolution, resolve
 from entrypoint.log import Log
-from entrypoint.model.identity import (
-    Identity,
-    last_remembered,
-    read_in_full,
-    recall,
-    remember_word,
-)
-from entrypoint.model.survey import Survey, survey
+from entrypoint.model.source import SourceView
 from entrypoint.plan import Obstacle, Policy, Situation
 from entrypoint.state.memory import Memory
 from entrypoint.state.proofs import Proofs
@@ -58,64 +51,6 @@ OWN_LOADERS = ("auto", "hf", "safetensors")
 
 REDIRECTING = ("VLLM_MODEL_REDIRECT_PATH", "VLLM_USE_MODELSCOPE")
 """With these vLLM loads something else than the word that names the model."""
-
-
-@dataclass(slots=True)
-class SourceView:
-    """The source as far as it had to be looked at; grows lazily, and only by looking."""
-
-    environ: Mapping[str, str]
-    memory: Memory
-    log: Log
-    survey: Survey | None = None
-    identity: Identity = field(default_factory=lambda: Identity({}, {}))
-
-    def identify(self, word: str, revision: str | None) -> Identity | None:
-        """Look at the source once; None when it hangs."""
-        if self.survey is None:
-            self.survey = survey(word, revision, self.environ)
-            if self.survey.timed_out:
-                self.log.line(
-                    "source.hung", f"{word} does not answer; going by what it was when last seen"
-                )
-                known = last_remembered(word, revision, self.environ, self.memory)
-                self.identity = known or self.identity
-            else:
-                self.identity = recall(self.survey, self.memory)
-                remember_word(self.survey, self.identity, revision, self.environ, self.memory)
-        return None if self.survey.timed_out else self.identity
-
-    @property
-    def here(self) -> Survey:
-        """The look that was taken."""
-        assert self.survey is not None
-        return self.survey
-
-    def is_same_model(self, manifest: Manifest, *, named: bool) -> bool:
-        """Whether a checkpoint was saved from this very source.
-
-        Reads the weights only when nothing cheaper tells. Without the source here, only a full
-        commit hash matches, or a checkpoint that the operator named.
-        """
-        theirs = manifest.source.identity
-        for way in ("blake3", "sha256"):
-            if way in theirs and way in self.identity.ways:
-                return theirs[way] == self.identity.ways[way]
-        if self.here.directory is None:
-            same_commit = (
-                self.here.revision is not None
-                and self.here.word == manifest.source.name
-                and self.here.revision == manifest.source.revision
-            )
-            return same_commit or (named and not self.here.timed_out)
-        if "blake3" not in theirs:
-            return False
-        self.log.line(
-            "source.read",
-            f"reading {self.here.directory} once, to know which model it is",
-        )
-        self.identity = read_in_full(self.here, self.identity, self.memory)
-        return self.identity.ways["blake3"] == theirs["blake3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
 from entrypoint.errors import ConfigError
-from entrypoint.store.directory import DIR_MODE, FILE_MODE, DirectoryStore
+from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.tree import DIR_MODE, FILE_MODE
 
 if TYPE_CHECKING:
     from entrypoint.store.staging import Staging

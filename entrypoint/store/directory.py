@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, check_path
 from entrypoint.errors import NotFoundError, StoreError
 from entrypoint.store import tree
+from entrypoint.store.tree import DIR_MODE, FILE_MODE
 
 if TYPE_CHECKING:
     from entrypoint.store.staging import Staging
-
-DIR_MODE = 0o2750
-FILE_MODE = 0o640
 
 
 @dataclass(frozen=True, slots=True)

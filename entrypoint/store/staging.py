@@ -25,8 +25,8 @@ from typing import Self
 from entrypoint.checkpoint.manifest import Manifest, check_path
 from entrypoint.errors import ShardbootError, SpaceError, StagingError
 from entrypoint.store import lock, publish, tree
-from entrypoint.store.directory import DIR_MODE, FILE_MODE
 from entrypoint.store.publish import TRASH, CommitResult
+from entrypoint.store.tree import DIR_MODE, FILE_MODE
 from entrypoint.store.tree import write_all as write_all  # noqa: PLC0414 - for those who create()
 
 STAGING = ".staging"

@@ -17,6 +17,9 @@ from entrypoint.state.files import fsync_directory
 _NOT_HERE = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 """What file systems answer that do not do a thing at all."""
 
+DIR_MODE = 0o2750
+FILE_MODE = 0o640
+
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
