@@ -27,12 +27,16 @@ from entrypoint.store.look import Wanted, look
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """One boot: what it was told, and where it keeps what must outlive it."""
+    """One boot: what it was told, and where it keeps what must outlive it.
+
+    `umask` is the one it was started with, and vLLM gets; None where it was not touched.
+    """
 
     settings: Settings
     words: tuple[str, ...]
     environ: Mapping[str, str]
     log: Log
+    umask: int | None = None
 
     @property
     def memory(self) -> Memory:

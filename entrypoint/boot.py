@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -92,7 +92,7 @@ def serve(boot: Boot) -> NoReturn:
         words = _held(boot, assessment, action)
     boot.log.line(action.reason, _sentence(action), action=action.kind)
     _note(boot, assessment, action, taken)
-    launch.become(assessment.engine.path, ["serve", *words], environ)
+    launch.become(assessment.engine.path, ["serve", *words], environ, boot.umask)
 
 
 def _held(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
@@ -240,6 +240,7 @@ def _step(boot: Boot, assessment: Assessment, action: Action) -> Assessment:
     return _with(assessment, local=Complete(manifest, path))
 
 
-def fall_back(settings: Settings, words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+def fall_back(boot: Boot) -> NoReturn:
     """Become vLLM with the user's own words, untouched. Raises: ExecError."""
-    launch.become(locate(settings.vllm, environ), ["serve", *words], environ)
+    vllm = locate(boot.settings.vllm, boot.environ)
+    launch.become(vllm, ["serve", *boot.words], boot.environ, boot.umask)

@@ -82,7 +82,7 @@ def _survive(error: Exception, this: Boot) -> NoReturn:
         reason = "internal.error"
         traceback.print_exception(error)
     this.log.line(reason, f"serving the source as if shardboot were not there: {error}")
-    boot.fall_back(this.settings, this.words, this.environ)
+    boot.fall_back(this)
 
 
 def main() -> NoReturn:

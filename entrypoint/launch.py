@@ -36,12 +36,16 @@ def checkpoint_words(
     ]
 
 
-def become(path: str, arguments: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+def become(
+    path: str, arguments: Sequence[str], environ: Mapping[str, str], umask: int | None = None
+) -> NoReturn:
     """Replace this process by `path`: same pid, no shell, signals as a fresh program expects them.
 
     Only descriptors made inheritable on purpose cross; our handlers do not (execve(2)).
-    Raises: ExecError.
+    `umask` is the one that vLLM shall have. Raises: ExecError.
     """
+    if umask is not None:
+        os.umask(umask)
     for number in IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -105,10 +106,18 @@ def _read_document(path: Path) -> dict[str, object]:
         raise ConfigError(msg, hint="see the README's table of settings") from None
 
 
+def tighten_umask() -> int:
+    """Let nothing that is made from now on be writable by everybody; return the umask before."""
+    umask = os.umask(0o022)
+    os.umask(umask | 0o022)
+    return umask
+
+
 def settings_as_user(flags: Mapping[str, Any], environ: MutableMapping[str, str]) -> Settings:
     """Return the settings, as the service user: what root wrote, a server could not read."""
     settings = read_settings(flags, environ)
     log = Log("", as_json=settings.log_format == "json")
+    tighten_umask()
     if settings.user is not None:
         boot.step_down(settings, environ, log, touches_store=False)
     return settings
@@ -127,5 +136,6 @@ def new_boot(
     """
     settings = read_settings(flags, environ)
     log = Log(boot.new_boot_id(), as_json=settings.log_format == "json")
+    umask = tighten_umask()
     boot.step_down(settings, environ, log, touches_store=touches_store)
-    return Boot(settings, words, dict(environ), log)
+    return Boot(settings, words, dict(environ), log, umask)

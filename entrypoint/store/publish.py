@@ -184,14 +184,17 @@ def _standing(
 
 
 def is_whole(directory: Path, entries: Iterable[FileEntry], ranks: Collection[int]) -> bool:
-    """Tell whether a published directory holds the listed files with their sizes, for `ranks`."""
+    """Tell whether a published directory holds the listed files with their sizes, for `ranks`.
+
+    Raises: OSError when a file cannot be looked at; that it is missing is an answer.
+    """
     have = ranks_held(directory)
     if have is not None and not set(ranks) <= have:
         return False
     for entry in entries:
         try:
             status = (directory / entry.path).lstat()
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
             return False

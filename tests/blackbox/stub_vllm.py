@@ -160,6 +160,7 @@ def dump(words: list[str]) -> dict[str, Any]:
         "gids": os.getresgid(),
         "groups": os.getgroups(),
         "cwd": os.getcwd(),
+        "umask": os.umask(0),
         "environ": dict(os.environ),
         "fds": fds,
         "signals": {name: int(mask, 16) for name, mask in status.items()},

@@ -130,6 +130,9 @@ def test_owner_and_modes_are_what_is_set_whatever_the_umask(house: House, umask:
     assert house.state.stat().st_uid == 2000
     foreign = [path for path in house.state.rglob("*") if path.lstat().st_uid != 2000]
     assert foreign == []
+    made = [*house.local.rglob("*"), *house.state.rglob("*"), house.state]
+    assert [path for path in made if path.lstat().st_mode & 0o002] == []
+    assert boot.vllm["umask"] == umask
 
 
 def test_a_hub_cache_in_roots_home_stays_where_it_is(house: House) -> None:
