@@ -77,6 +77,8 @@ class House:
     """One node: its local store, its state, the shared store it sees, and its `vllm`."""
 
     def __init__(self, root: Path, python: str = sys.executable) -> None:
+        # Tests under nohup would hand down that SIGHUP is ignored.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         self.root = root
         self.python = python
         self.local, self.state, self.shared = root / "local", root / "state", root / "shared"

@@ -22,10 +22,13 @@ NOBODY = pwd.getpwnam("nobody")
 
 
 def runs_as(uid: int, python: str) -> bool:
-    """Whether another user can run this Python; a home of root's, for one, is closed to others."""
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$0" -c ""', python], user=uid, check=False, capture_output=True
-    )
+    """Whether a process of root's may become `uid` and still import what this Python has.
+
+    A home of root's, for one, is closed to others.
+    """
+    become = f"import os; os.setresuid({uid}, {uid}, {uid}); import tempfile; os.listdir(os.sep)"
+    probe = f"{become}; os.execv({python!r}, [{python!r}, '-c', 'import tempfile'])"
+    done = subprocess.run([python, "-c", probe], check=False, capture_output=True)
     return done.returncode == 0
 
 
