@@ -7,13 +7,13 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from entrypoint.checkpoint import header
+from entrypoint.checkpoint import header, index
 from entrypoint.checkpoint.digest import Json, digest_bytes, digest_file
 from entrypoint.checkpoint.fragment import Fragment, assemble, fragment_name
 from entrypoint.checkpoint.index import TensorEntry
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import layout_of
-from entrypoint.checkpoint.manifest import FileEntry, Manifest, Source
+from entrypoint.checkpoint.manifest import INDEX, FileEntry, Manifest, Source
 from entrypoint.store.staging import Staging, begin
 
 Tensor = tuple[str, str, tuple[int, ...], int]
@@ -164,12 +164,18 @@ def make_large(root: Path, *, parts: int, part_bytes: int) -> Manifest:
     root.mkdir(parents=True, exist_ok=True)
     key = make_key(tp=1)
     with begin(root, "large") as staged:
+        made = [_large_part(staged, part, part_bytes) for part in range(parts)]
+        index_bytes = index.encode(tensor for _, tensor in made)
+        staged.write_file(INDEX, index_bytes)
+        entry = FileEntry(
+            path=INDEX, size=len(index_bytes), blake3=digest_bytes(index_bytes), role="index"
+        )
         manifest = Manifest(
             name="large",
             key=key,
             source=Source(name="test/large", revision=None, identity={}),
             layout=layout_of(key),
-            files=tuple(_large_part(staged, part, part_bytes) for part in range(parts)),
+            files=(*(file for file, _ in made), entry),
             decisions={},
             proof=None,
             save={},
@@ -179,8 +185,9 @@ def make_large(root: Path, *, parts: int, part_bytes: int) -> Manifest:
     return manifest
 
 
-def _large_part(staged: Staging, part: int, size: int) -> FileEntry:
-    head, _ = header.encode([("weight", "U8", (size,), size)])
+def _large_part(staged: Staging, part: int, size: int) -> tuple[FileEntry, TensorEntry]:
+    name = f"weight.{part}"
+    head, [place] = header.encode([(name, "U8", (size,), size)])
     path = f"model-rank-0-part-{part}.safetensors"
     block = random.Random(part).randbytes(1 << 24)  # noqa: S311 - test data
     with os.fdopen(staged.create(path), "wb") as file:
@@ -188,7 +195,7 @@ def _large_part(staged: Staging, part: int, size: int) -> FileEntry:
         for offset in range(0, size, len(block)):
             # No two blocks are equal: a disk that deduplicates must not help anyone.
             file.write((offset.to_bytes(8, "little") + block[8:])[: size - offset])
-    return FileEntry(
+    file_entry = FileEntry(
         path=path,
         size=len(head) + size,
         blake3=digest_file(staged.path / path),
@@ -197,3 +204,4 @@ def _large_part(staged: Staging, part: int, size: int) -> FileEntry:
         part=part,
         tensors=1,
     )
+    return file_entry, TensorEntry(name, 0, path, "U8", (size,), place.begin, place.end)
