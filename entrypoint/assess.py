@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from entrypoint import __version__
 from entrypoint.checkpoint.finding import Absent, Complete, Finding
@@ -25,8 +25,7 @@ from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import Wanted, look
 
 
-@dataclass(frozen=True, slots=True)
-class Boot:
+class Boot(NamedTuple):
     """One boot: what it was told, and where it keeps what must outlive it.
 
     `umask` is the one it was started with, and vLLM gets; None where it was not touched.
@@ -57,8 +56,7 @@ REDIRECTING = ("VLLM_MODEL_REDIRECT_PATH", "VLLM_USE_MODELSCOPE")
 """With these vLLM loads something else than the word that names the model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assessment:
+class Assessment(NamedTuple):
     """What was found out. `resolution` is None when vLLM rejects the words."""
 
     engine: Executable
@@ -73,7 +71,7 @@ class Assessment:
         """The wanted key, with the model's identity as far as it is known."""
         if self.resolution is None:
             return None
-        return replace(self.resolution.key, model=self.source.identity.ways.get("blake3", ""))
+        return self.resolution.key._replace(model=self.source.identity.ways.get("blake3", ""))
 
 
 def doubted(boot: Boot, assessment: Assessment, found: Finding) -> Assessment:
@@ -86,7 +84,7 @@ def doubted(boot: Boot, assessment: Assessment, found: Finding) -> Assessment:
     if store is not None and resolution is not None and situation.has_source:
         wanted = _wanted(boot.settings, resolution, assessment.source)
         situation = situation._replace(shared=look(store, wanted, boot.memory))
-    return replace(assessment, situation=situation)
+    return assessment._replace(situation=situation)
 
 
 def assess(boot: Boot) -> Assessment:
@@ -167,7 +165,7 @@ def _situation(
 def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> Wanted:
     named = settings.checkpoint is not None
     blake3 = source.identity.ways.get("blake3")
-    likely = replace(resolution.key, model=blake3).digest[:12] if blake3 else None
+    likely = resolution.key._replace(model=blake3).digest[:12] if blake3 else None
     return Wanted(
         resolution.key,
         lambda manifest: source.is_same_model(manifest, named=named),
@@ -277,7 +275,7 @@ def unsavable(settings: Settings, resolution: Resolution, source: SourceView) ->
         if Path(source.here.directory) in place.parents:
             text = f"{place} lies inside the model, which would change with every boot"
             return Obstacle("source.holds-store", text, 10)
-    key = replace(resolution.key, model=source.identity.ways.get("blake3", ""))
+    key = resolution.key._replace(model=source.identity.ways.get("blake3", ""))
     earlier = Rejections(settings.state_dir).find(key.digest)
     if earlier is not None and proof_needed(settings, resolution):
         text = f"an earlier save of this very key failed its proof: {earlier.reason}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import MutableMapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -220,7 +219,7 @@ def deep_look(boot: Boot, action: Action) -> Damaged | None:
 
 def _with(assessment: Assessment, **changes: Any) -> Assessment:
     situation = assessment.situation._replace(**changes)
-    return replace(assessment, situation=situation)
+    return assessment._replace(situation=situation)
 
 
 def _step(boot: Boot, assessment: Assessment, action: Action) -> Assessment:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from types import FrameType
 from typing import Any, Final, NoReturn
 
@@ -80,6 +79,8 @@ def _survive(error: Exception, this: Boot) -> NoReturn:
         reason = error.reason
     else:
         reason = "internal.error"
+        import traceback  # noqa: PLC0415 - milliseconds, and a hit needs none
+
         traceback.print_exception(error)
     this.log.line(reason, f"serving the source as if shardboot were not there: {error}")
     boot.fall_back(this)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, NamedTuple
 
 from entrypoint.errors import ConfigError
 
@@ -23,8 +22,7 @@ Verify = Literal["size", "deep"]
 Prove = Literal["auto", "always", "never"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(NamedTuple):
     """Everything shardboot can be told, validated. Sizes in bytes, times in seconds."""
 
     vllm: str
@@ -46,22 +44,6 @@ class Settings:
     verify: Verify
     checkpoint: str | None
     log_format: Literal["auto", "text", "json"]
-
-    def __post_init__(self) -> None:
-        """Reject what contradicts itself before any work is done."""
-        for name in ("local_dir", "state_dir"):
-            path = cast("Path", getattr(self, name))
-            if not path.is_absolute():
-                msg = f"{name}: expected an absolute path, found {str(path)!r}"
-                raise ConfigError(msg)
-        for name in ("dir_mode", "file_mode"):
-            mode = cast("int", getattr(self, name))
-            if mode & 0o002:
-                msg = f"{name}: {mode:04o} lets everybody write; checkpoints must not allow that"
-                raise ConfigError(msg, hint="use 2750 and 0640, or 2755 and 0644 for all to read")
-        if self.publish and self.shared is None:
-            msg = "publish: there is no shared store to publish to"
-            raise ConfigError(msg, hint="set --shared, or drop --publish")
 
 
 def _text(word: str) -> str:
@@ -148,8 +130,7 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One setting: its name (`local_dir`), its default as a user would write it, its meaning."""
 
     name: str
@@ -293,14 +274,30 @@ def resolve(
 
 def _settings(words: Mapping[str, tuple[str, str]]) -> Settings:
     values: dict[str, object] = {}
-    for field in fields(Settings):
-        word, origin = words[field.name]
+    for name in Settings._fields:
+        word, origin = words[name]
         try:
-            values[field.name] = _BY_NAME[field.name].parse(word)
+            values[name] = _BY_NAME[name].parse(word)
         except ValueError as error:
             msg = f"{origin}: {error}"
             raise ConfigError(msg) from None
-    return Settings(**values)  # type: ignore[arg-type]
+    settings = Settings(**values)  # type: ignore[arg-type]
+    _refuse_contradictions(settings)
+    return settings
+
+
+def _refuse_contradictions(settings: Settings) -> None:
+    for name, path in (("local_dir", settings.local_dir), ("state_dir", settings.state_dir)):
+        if not path.is_absolute():
+            msg = f"{name}: expected an absolute path, found {str(path)!r}"
+            raise ConfigError(msg)
+    for name, mode in (("dir_mode", settings.dir_mode), ("file_mode", settings.file_mode)):
+        if mode & 0o002:
+            msg = f"{name}: {mode:04o} lets everybody write; checkpoints must not allow that"
+            raise ConfigError(msg, hint="use 2750 and 0640, or 2755 and 0644 for all to read")
+    if settings.publish and settings.shared is None:
+        msg = "publish: there is no shared store to publish to"
+        raise ConfigError(msg, hint="set --shared, or drop --publish")
 
 
 def _as_word(value: object, option: Option, origin: str) -> str:

@@ -8,18 +8,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
 
 from entrypoint.checkpoint.digest import Json
 
 
-@dataclass(frozen=True, slots=True)
 class Log:
     """Writes lines of one boot to a descriptor, each with an event name and a sentence."""
 
-    boot: str
-    as_json: bool = False
-    descriptor: int = 2
+    def __init__(self, boot: str, *, as_json: bool = False, descriptor: int = 2) -> None:
+        self.boot, self.as_json, self.descriptor = boot, as_json, descriptor
 
     def line(self, event: str, text: str, **fields: Json) -> None:
         """Write one line: the event's dotted name, and what a tired reader needs to know."""

@@ -11,15 +11,13 @@ import grp
 import os
 import pwd
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from entrypoint.errors import OwnershipError, PrivilegeError
 
 
-@dataclass(frozen=True, slots=True)
-class User:
+class User(NamedTuple):
     """Who vLLM will run as: ids, supplementary groups, and the names that its environment gets."""
 
     uid: int

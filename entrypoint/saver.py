@@ -75,7 +75,7 @@ def save(order: Order, store: DirectoryStore) -> Manifest:
         manifest, index_bytes = fragment.assemble(
             _fragments(staging, order.resolution),
             model_files,
-            replace(order.resolution.key, model=identity.ways["blake3"]),
+            order.resolution.key._replace(model=identity.ways["blake3"]),
             Source(
                 name=order.resolution.model_word,
                 revision=order.source.revision,

@@ -11,7 +11,7 @@ from entrypoint.checkpoint import header, index
 from entrypoint.checkpoint.digest import Json, digest_bytes, digest_file
 from entrypoint.checkpoint.fragment import Fragment, assemble, fragment_name
 from entrypoint.checkpoint.index import TensorEntry
-from entrypoint.checkpoint.key import Key
+from entrypoint.checkpoint.key import FORMAT, Key
 from entrypoint.checkpoint.layout import layout_of
 from entrypoint.checkpoint.manifest import INDEX, FileEntry, Manifest, Source
 from entrypoint.store.staging import Staging, begin
@@ -56,7 +56,10 @@ def make_key(**changes: object) -> Key:
         "model_impl": "auto",
         "speculative": "",
         "multimodal": "",
+        "backends": {},
+        "engine": "vllm",
         "vllm": "0.32.0",
+        "format": FORMAT,
         "platform": "cpu",
     }
     return Key(**(fields | changes))  # type: ignore[arg-type]

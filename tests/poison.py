@@ -40,8 +40,7 @@ def _rewrite_header(path: Path, name: str, shape: tuple[int, ...]) -> None:
 
 def _reseal(checkpoint: Path, manifest: Manifest) -> Manifest:
     files = tuple(
-        replace(
-            entry,
+        entry._replace(
             size=(checkpoint / entry.path).stat().st_size,
             blake3=digest_file(checkpoint / entry.path),
         )

@@ -7,7 +7,6 @@ parameters. Two ways to lay out the same model never share a key digest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import NamedTuple, cast
 
 from entrypoint.checkpoint.digest import Json, digest_json
@@ -17,8 +16,7 @@ FORMAT = 1
 """Our own save and load rules; raised when what a save writes, or a load expects, changes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class Key(NamedTuple):
     """What a checkpoint was, or must be, made for.
 
     `model` is the identity digest of the source; "" while it is not known yet. All other fields
@@ -44,18 +42,15 @@ class Key:
     model_impl: str
     speculative: str
     multimodal: str
-    backends: Mapping[str, str] = field(default_factory=dict)
-    engine: str = "vllm"
+    backends: Mapping[str, str]
+    engine: str
     vllm: str
-    format: int = FORMAT
+    format: int
     platform: str
 
     def to_json(self) -> dict[str, Json]:
         """Return all fields by name, as the manifest holds them."""
-        return {
-            f.name: dict(self.backends) if f.name == "backends" else getattr(self, f.name)
-            for f in fields(self)
-        }
+        return {**self._asdict(), "backends": dict(self.backends)}
 
     @property
     def digest(self) -> str:
@@ -68,8 +63,7 @@ class Key:
         if not isinstance(value, dict):
             msg = f"key: expected an object, found {type(value).__name__}"
             raise ManifestError(msg)
-        expected = {f.name for f in fields(cls)}
-        for name in sorted(value.keys() ^ expected):
+        for name in sorted(value.keys() ^ set(cls._fields)):
             what = "unknown" if name in value else "missing"
             msg = f"key.{name}: {what} field"
             raise ManifestError(msg, hint="the checkpoint was made by another shardboot version")

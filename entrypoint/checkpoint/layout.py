@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from entrypoint.checkpoint.key import Key
 
@@ -13,8 +13,7 @@ SHARD_NAME = re.compile(
 """vLLM's `TP_ONLY_PATTERN` and `PP_AND_TP_PATTERN` (sharded_state_loader.py), as one pattern."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """How one replica of a model is spread over ranks; `world` = tp x pp."""
 
     tp: int

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NoReturn, cast
+from typing import Literal, NamedTuple, NoReturn, cast
 
 from entrypoint.checkpoint.digest import Json, canonical, digest_json
 from entrypoint.checkpoint.key import Key
@@ -30,8 +30,7 @@ MAX_FILE_BYTES = 1 << 48
 Role = Literal["weights", "model", "index"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
+class FileEntry(NamedTuple):
     """One file of a checkpoint; `rank`, `part` and `tensors` (a count) for weights only."""
 
     path: str
@@ -55,8 +54,7 @@ class FileEntry:
         return entry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(NamedTuple):
     """The model that a checkpoint was saved from.
 
     `identity` maps the name of a way to identify ("blake3", "sha256") to the digest it gave.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
@@ -26,8 +25,7 @@ MAX_ANSWERS: Final = 4
 """Remembered per question: the source's config files may go back and forth."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolution:
+class Resolution(NamedTuple):
     """What vLLM made of the user's words. `key.model` is still empty.
 
     `drop` are the positions, in the user's words, of what spells the model; `append` are words

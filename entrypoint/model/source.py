@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.log import Log
@@ -18,15 +17,13 @@ from entrypoint.model.survey import Survey, survey
 from entrypoint.state.memory import Memory
 
 
-@dataclass(slots=True)
 class SourceView:
     """The source as far as it had to be looked at; grows lazily, and only by looking."""
 
-    environ: Mapping[str, str]
-    memory: Memory
-    log: Log
-    survey: Survey | None = None
-    identity: Identity = field(default_factory=lambda: Identity({}, {}))
+    def __init__(self, environ: Mapping[str, str], memory: Memory, log: Log) -> None:
+        self.environ, self.memory, self.log = environ, memory, log
+        self.survey: Survey | None = None
+        self.identity = Identity({}, {})
 
     def identify(self, word: str, revision: str | None) -> Identity | None:
         """Look at the source once; None when it hangs."""

@@ -10,7 +10,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -48,8 +47,7 @@ class SourceFile(NamedTuple):
         return (self.size, self.mtime_ns, self.inode, self.ctime_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class Survey(NamedTuple):
     """What a look at the source found; `directory` is None when it is not on this machine.
 
     `timed_out`: the look hung, so nothing is known. `denied`: the path this user may not read.
@@ -80,7 +78,7 @@ def survey(
 
     Raises: OwnershipError when the source is there and this user may not read it.
     """
-    answer = within(seconds, lambda: cast("Json", asdict(look(word, revision, environ))))
+    answer = within(seconds, lambda: cast("Json", look(word, revision, environ)._asdict()))
     if not isinstance(answer, dict):
         return Survey(word=word, timed_out=True)
     found = _decode(cast("dict[str, Any]", answer))

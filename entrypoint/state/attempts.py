@@ -8,18 +8,16 @@ bad flags, or memory that ran out after loading never count against weights.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from entrypoint.checkpoint.digest import Json
 
 Entry = Mapping[str, Json]
 
 
-@dataclass(slots=True)
 class _Attempt:
-    boot: str
-    host_boot: str
-    events: set[str] = field(default_factory=set)
+    def __init__(self, host_boot: str) -> None:
+        self.host_boot = host_boot
+        self.events: set[str] = set()
 
     @property
     def failed(self) -> bool:
@@ -39,7 +37,7 @@ def failures_in_row(entries: Iterable[Entry], manifest: str, host_boot: str) -> 
         if event == "unrejected" and entry.get("manifest") == manifest:
             attempts.clear()
         elif event == "attempt" and entry.get("manifest") == manifest:
-            attempts[boot] = _Attempt(boot, str(entry.get("host_boot")))
+            attempts[boot] = _Attempt(str(entry.get("host_boot")))
         elif boot in attempts:
             attempts[boot].events.add(event)
     count = 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.checkpoint.digest import Json, canonical
@@ -19,11 +18,11 @@ RECENT_BYTES = 64 * 1024
 """Some two hundred lines: what a boot reads of the ledger, however long it is."""
 
 
-@dataclass(frozen=True, slots=True)
 class Ledger:
     """Append-only lines under `root`, in `ledger.jsonl` and one older `ledger.1.jsonl`."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
     @property
     def path(self) -> Path:

@@ -6,7 +6,6 @@ Only ever a short cut: without a writable state directory all works, slower.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,11 +17,11 @@ MAX_ENTRIES = 256
 """Per subject; the oldest are forgotten beyond that."""
 
 
-@dataclass(frozen=True, slots=True)
 class Memory:
     """Answers under `root`; bounded in number, whole or absent each."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
     def recall(self, subject: Subject, question: str) -> Json:
         """Return the remembered answer, or None."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.state.files import read_json, write_json
 
 
-@dataclass(frozen=True, slots=True)
 class Proofs:
     """All proofs under `root`; what a save proved stands in its manifest instead."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
     def find(self, digest: str) -> Mapping[str, Json] | None:
         """Return the proof of the manifest with this digest, or None."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -38,11 +37,11 @@ class Rejection(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class Rejections:
     """All rejections under `root`."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
     def find(self, digest: str) -> Rejection | None:
         """Return why the manifest or key with this digest is rejected, or None."""

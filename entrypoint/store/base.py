@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import unquote, urlsplit
 
 from entrypoint.errors import ConfigError
 from entrypoint.store.directory import DirectoryStore
@@ -59,6 +58,8 @@ def open_store(url: str, *, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE
     if not separator:
         path = url
     elif scheme.lower() == "file":
+        from urllib.parse import unquote, urlsplit  # noqa: PLC0415 - most stores are plain paths
+
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
             raise ConfigError(f"{url}: expected file:///an/absolute/path")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +16,11 @@ if TYPE_CHECKING:
     from entrypoint.store.staging import Staging
 
 
-@dataclass(frozen=True, slots=True)
 class DirectoryStore:
     """The checkpoints below `root`. Reading changes nothing in it."""
 
-    root: Path
-    dir_mode: int = DIR_MODE
-    file_mode: int = FILE_MODE
+    def __init__(self, root: Path, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE) -> None:
+        self.root, self.dir_mode, self.file_mode = root, dir_mode, file_mode
 
     @property
     def where(self) -> str:

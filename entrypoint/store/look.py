@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.checkpoint.finding import (
@@ -38,8 +37,7 @@ class Shelf(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What is looked for.
 
     `is_same_model` compares a manifest's source with ours; it may read the source, so it is asked

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -225,7 +225,7 @@ def test_a_file_that_changes_while_it_is_read_gives_no_identity(node: Node, mode
     found = node.survey(model)
     known = recall(found, node.memory)
     [file] = found.weights
-    moved = replace(found, weights=(file._replace(mtime_ns=file.mtime_ns - 1),))
+    moved = found._replace(weights=(file._replace(mtime_ns=file.mtime_ns - 1),))
     with pytest.raises(StoreError, match="changed while"):
         read_in_full(moved, known, node.memory)
 

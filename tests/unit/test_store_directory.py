@@ -126,7 +126,7 @@ def test_looking_and_reading_change_nothing(store: DirectoryStore) -> None:
 )
 def test_a_path_or_a_file_url_names_a_directory(url: str, root: str) -> None:
     store = open_store(url, dir_mode=0o700, file_mode=0o600)
-    assert store == DirectoryStore(Path(root), 0o700, 0o600)
+    assert (store.root, store.dir_mode, store.file_mode) == (Path(root), 0o700, 0o600)
     assert store.where == root
 
 

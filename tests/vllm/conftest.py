@@ -19,7 +19,7 @@ from models import make_model
 
 from entrypoint.checkpoint import fragment as fragments
 from entrypoint.checkpoint.digest import digest_file
-from entrypoint.checkpoint.key import Key
+from entrypoint.checkpoint.key import FORMAT, Key
 from entrypoint.checkpoint.manifest import INDEX, MANIFEST, FileEntry, Manifest, Source
 
 ENGINE = Path(__file__).with_name("engine_child.py")
@@ -217,7 +217,10 @@ def _key(*, tp: int, pp: int) -> Key:
         model_impl="auto",
         speculative="",
         multimodal="",
+        backends={},
+        engine="vllm",
         vllm="",
+        format=FORMAT,
         platform="",
     )
 

@@ -153,7 +153,7 @@ def test_checkpoint_for_other_words_is_foreign(
 
 def test_checkpoint_of_another_vllm_is_foreign(field: Field, saved: Boot) -> None:
     ours = manifests.decode((field.checkpoint("one") / MANIFEST).read_bytes())
-    key = replace(ours.key, vllm="0.31.0+cpu")
+    key = ours.key._replace(vllm="0.31.0+cpu")
     theirs = replace(ours, key=key, name=checkpoint_name(ours.source.name, key))
     directory = field.store("old") / theirs.name
     shutil.copytree(field.checkpoint("one"), directory)

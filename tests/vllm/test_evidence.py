@@ -202,7 +202,7 @@ def flip_bit(checkpoint: Path, manifest: Manifest, module: str) -> Manifest:
         data[found.begin + 1] ^= LOWEST_EXPONENT_BIT
         path.write_bytes(data)
         files = [e for e in manifest.files if e is not entry]
-        files.append(replace(entry, blake3=digest_file(path)))
+        files.append(entry._replace(blake3=digest_file(path)))
         fitting = replace(manifest, files=tuple(sorted(files, key=lambda e: e.path)))
         (checkpoint / MANIFEST).write_bytes(fitting.encode())
         return fitting

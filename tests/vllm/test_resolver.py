@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -383,7 +382,7 @@ def test_a_boot_asks_once_remembers_and_keeps_no_word(
     assert first.drop == (0,)
     monkeypatch.setattr(resolution, "_ask", lambda *_: pytest.fail("asked again"))
     assert ask(words) == first
-    assert ask(room.words(case(f"--port 1 {PLAIN}")[0])) == replace(first, drop=(2,))
+    assert ask(room.words(case(f"--port 1 {PLAIN}")[0])) == first._replace(drop=(2,))
     at_rest = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert at_rest
     for word in (SECRET, "secret.example"):
