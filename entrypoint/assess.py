@@ -13,7 +13,7 @@ from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.config import Settings
 from entrypoint.engine.executable import Executable, find
-from entrypoint.engine.resolution import Rejected, Resolution, resolve
+from entrypoint.engine.resolution import Rejected, Resolution, resolve, untried
 from entrypoint.log import Log
 from entrypoint.model.source import SourceView
 from entrypoint.plan import Obstacle, Policy, Situation
@@ -88,10 +88,18 @@ def doubted(boot: Boot, assessment: Assessment, found: Finding) -> Assessment:
 
 
 def assess(boot: Boot) -> Assessment:
-    """Ask vLLM, look at the source and, as far as needed, at the stores. Changes only memory.
+    """Find out all that the first decision hangs on, and say what is unusual about this vLLM.
 
-    Raises: ExecError, EngineError, OwnershipError, ConfigError, StoreError.
+    Changes only memory. Raises: ExecError, EngineError, OwnershipError, ConfigError, StoreError.
     """
+    assessment = assess_again(boot)
+    if assessment.resolution is not None and (warning := untried(assessment.resolution.key.vllm)):
+        boot.log.line("engine.untried", warning)
+    return assessment
+
+
+def assess_again(boot: Boot) -> Assessment:
+    """Ask vLLM, look at the source and, as far as needed, at the stores. As `assess`, silently."""
     settings, memory = boot.settings, boot.memory
     engine = find(settings.vllm, boot.environ)
     source = SourceView(boot.environ, memory, boot.log)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from entrypoint.assess import Assessment, Boot, assess, proof_needed
+from entrypoint.assess import Assessment, Boot, assess_again, proof_needed
 from entrypoint.checkpoint.digest import digest_json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
 from entrypoint.checkpoint.manifest import Manifest
@@ -67,7 +67,7 @@ def alone(
 
 def _made_meanwhile(boot: Boot, assessment: Assessment) -> Manifest | None:
     """Look again, now that nobody else is at it."""
-    before, now = assessment.situation.local, assess(boot).situation.local
+    before, now = assessment.situation.local, assess_again(boot).situation.local
     if not isinstance(now, Complete):
         return None
     if isinstance(before, Damaged) and before.name == now.manifest.name:

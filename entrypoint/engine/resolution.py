@@ -55,7 +55,7 @@ class Resolution(NamedTuple):
         Quantized, MoE and the like have weights that vLLM works on further after loading.
         """
         kinds = [name for name, is_so in sorted(self.kind.items()) if is_so]
-        if not tried(self.key.vllm):
+        if untried(self.key.vllm):
             kinds.append("untried vLLM")
         return ", ".join(kinds).replace("_", " ")
 
@@ -70,12 +70,16 @@ OLDEST_TRIED: Final = (0, 27)
 NEWEST_TRIED: Final = (0, 32)
 
 
-def tried(version: str) -> bool:
-    """Whether this vLLM lies between the oldest and the newest that checkpoints were tried with."""
+def untried(version: str) -> str:
+    """Return a warning about a vLLM that checkpoints were never tried with, or ""."""
     match = re.match(r"(\d+)\.(\d+)", version)
-    if match is None:
-        return False
-    return OLDEST_TRIED <= (int(match[1]), int(match[2])) <= NEWEST_TRIED
+    if match is not None and OLDEST_TRIED <= (int(match[1]), int(match[2])) <= NEWEST_TRIED:
+        return ""
+    oldest, newest = (".".join(map(str, tried)) for tried in (OLDEST_TRIED, NEWEST_TRIED))
+    return (
+        f"vLLM {version}: shardboot was tried with {oldest} to {newest}; "
+        "its checkpoints are proved before they are served"
+    )
 
 
 def resolve(

@@ -73,6 +73,17 @@ def test_words_that_no_checkpoint_can_serve_reach_vllm_as_they_are(
     assert not house.local.exists() or not house.store.names()
 
 
+@pytest.mark.parametrize(("version", "warnings"), [("0.26.3", 1), ("0.31.0", 0), ("0.33.0", 1)])
+def test_a_vllm_that_was_never_tried_is_warned_of_in_one_line(
+    house: House, version: str, warnings: int
+) -> None:
+    house.rules(resolve={"change": {"key": {"vllm": version}}})
+    boot = house.serve(SHARDBOOT_ON_MISS="source")
+    assert boot.events.count("engine.untried") == warnings
+    decided = house.run("plan", "--format", "json", house.model, "-tp", 2)
+    assert json.loads(decided.stdout)["key"]["vllm"] == version
+
+
 def absent(_: House) -> None:
     """Leave the stores as they are: nothing was ever saved."""
 
