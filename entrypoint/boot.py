@@ -23,6 +23,7 @@ from entrypoint.engine.executable import locate, with_plugin
 from entrypoint.errors import RefusedError, ShardbootError
 from entrypoint.log import Log, human_bytes
 from entrypoint.plan import Action, Obstacle, decide
+from entrypoint.state import process
 from entrypoint.state.attempts import delay_seconds, failures_in_row
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.rejections import Rejections
@@ -129,21 +130,14 @@ def _note(boot: Boot, assessment: Assessment, action: Action, taken: list[str]) 
         "manifest": action.manifest.digest if action.manifest else None,
         "key": key.digest if key else None,
         "pid": os.getpid(),
-        "host_boot": host_boot(),
+        "pid_start": process.started(os.getpid()),
+        "host_boot": process.host_boot(),
     }
     if not Ledger(boot.settings.state_dir).append(entry):
         boot.log.line(
             "state.unwritable",
             f"{boot.settings.state_dir}: nothing can be kept there; boots will be slower",
         )
-
-
-def host_boot() -> str:
-    """Return the kernel's name for this boot of the host: a power loss is nobody's failure."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def settle(boot: Boot, assessment: Assessment) -> tuple[Action, Assessment, list[str]]:
@@ -201,7 +195,7 @@ def given_up(boot: Boot, action: Action) -> Rejected | None:
 def failures_so_far(boot: Boot, checkpoint: Path, manifest: Manifest) -> int:
     """Return how many boots in a row died on it; none while another server still holds it."""
     failures = failures_in_row(
-        Ledger(boot.settings.state_dir).recent(), manifest.digest, host_boot()
+        Ledger(boot.settings.state_dir).recent(), manifest.digest, process.host_boot()
     )
     return failures if failures and lock.is_free(checkpoint) else 0
 

@@ -8,6 +8,7 @@ bad flags, or memory that ran out after loading never count against weights.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from entrypoint.checkpoint.digest import Json
 
@@ -55,3 +56,39 @@ MAX_DELAY_SECONDS = 60.0
 def delay_seconds(failures: int) -> float:
     """Return how long to wait before another attempt: nothing at first, then 2, 4, 8 … seconds."""
     return 0.0 if failures < 1 else min(2.0**failures, MAX_DELAY_SECONDS)
+
+
+class Use(NamedTuple):
+    """What boots have done with one checkpoint.
+
+    `served`: when it last was, in seconds since 1970; 0 for never. `loaded`: whether vLLM said
+    that it had loaded it. `processes`: pid and start of each that became vLLM on it, as noted,
+    since this host booted.
+    """
+
+    served: float = 0.0
+    loaded: bool = False
+    processes: tuple[tuple[Json, Json], ...] = ()
+
+
+UNUSED = Use()
+
+
+def uses(entries: Iterable[Entry], host_boot: str) -> dict[str, Use]:
+    """Return what became of each checkpoint that was ever served, by its manifest's digest."""
+    found: dict[str, Use] = {}
+    manifests: dict[str, str] = {}
+    for entry in entries:
+        event, boot, manifest = entry.get("event"), str(entry.get("boot")), entry.get("manifest")
+        if event == "attempt" and entry.get("action") == "reuse" and isinstance(manifest, str):
+            manifests[boot] = manifest
+            use, time = found.get(manifest, UNUSED), entry.get("time")
+            served = max(use.served, time) if isinstance(time, (int, float)) else use.served
+            processes = use.processes
+            if entry.get("host_boot") == host_boot:
+                processes += ((entry.get("pid"), entry.get("pid_start")),)
+            found[manifest] = use._replace(served=served, processes=processes)
+        elif event in ("loaded", "healthy") and boot in manifests:
+            manifest = manifests[boot]
+            found[manifest] = found[manifest]._replace(loaded=True)
+    return found

@@ -1,0 +1,56 @@
+"""Whether a process that was noted earlier still runs: by its pid and by when it started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from entrypoint.checkpoint.digest import Json
+
+_MAX_PID: Final = 1 << 22
+"""The kernel's own bound (proc(5)); what a file says may be anything."""
+
+
+def host_boot() -> str:
+    """Return the kernel's name for this boot of the host: what ran before it runs no more."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def started(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since the host booted; None if none runs."""
+    look = _look(pid)
+    return None if look is None or look[0] in (b"Z", b"X") else look[1]
+
+
+def is_alive(pid: Json, start: Json) -> bool:
+    """Tell whether just this process still runs; True where that is hidden from us.
+
+    In another pid namespace than the one that noted it, a process is not found.
+    """
+    if not isinstance(pid, int) or not isinstance(start, int) or not 0 < pid <= _MAX_PID:
+        return False
+    if _look(pid) is not None:
+        return started(pid) == start
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        # It is there, and /proc is mounted with hidepid.
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _look(pid: int) -> tuple[bytes, int] | None:
+    """Return state and start of a process, waiting to be reaped or not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The command's name may hold anything, blanks and brackets too; its last bracket ends it.
+    fields = stat.rpartition(b")")[2].split()
+    return fields[0], int(fields[19])
