@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from entrypoint import __version__
-from entrypoint.checkpoint.finding import Absent, Complete, Finding
+from entrypoint.checkpoint.finding import Absent, Complete, Finding, Unreachable
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.config import Settings
 from entrypoint.engine.executable import Executable, find
 from entrypoint.engine.resolution import Rejected, Resolution, resolve, untried
 from entrypoint.log import Log
+from entrypoint.model.bounded import within
+from entrypoint.model.identity import Identity, key_by_config
 from entrypoint.model.source import SourceView
 from entrypoint.plan import Obstacle, Policy, Situation
 from entrypoint.state.memory import Memory
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejection, Rejections
+from entrypoint.state.status import Reporter
 from entrypoint.store.base import open_store
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import Wanted, look
@@ -28,13 +31,15 @@ from entrypoint.store.look import Wanted, look
 class Boot(NamedTuple):
     """One boot: what it was told, and where it keeps what must outlive it.
 
-    `umask` is the one it was started with, and vLLM gets; None where it was not touched.
+    `status` says what it is at. `umask` is the one it was started with, and vLLM gets; None where
+    it was not touched.
     """
 
     settings: Settings
     words: tuple[str, ...]
     environ: Mapping[str, str]
     log: Log
+    status: Reporter
     umask: int | None = None
 
     @property
@@ -51,6 +56,9 @@ class Boot(NamedTuple):
 OWN_LOADERS = ("auto", "hf", "safetensors")
 """Load formats that mean "load the source as it is"; any other, and users know better."""
 
+
+STORE_SECONDS: Final = 5.0
+"""How long a shared store may take for its first answer; a busy one takes seconds."""
 
 REDIRECTING = ("VLLM_MODEL_REDIRECT_PATH", "VLLM_USE_MODELSCOPE")
 """With these vLLM loads something else than the word that names the model."""
@@ -83,7 +91,7 @@ def doubted(boot: Boot, assessment: Assessment, found: Finding) -> Assessment:
     store, resolution = assessment.shared_store, assessment.resolution
     if store is not None and resolution is not None and situation.has_source:
         wanted = _wanted(boot.settings, resolution, assessment.source)
-        situation = situation._replace(shared=look(store, wanted, boot.memory))
+        situation = situation._replace(shared=_look_far(store, wanted, boot.memory))
     return assessment._replace(situation=situation)
 
 
@@ -157,7 +165,7 @@ def _situation(
         else:
             local = Absent(f"{settings.local_dir} is not there yet")
         if shared_store is not None and not isinstance(local, Complete):
-            shared = look(shared_store, wanted, memory)
+            shared = _look_far(shared_store, wanted, memory)
         elif shared_store is not None:
             shared = Absent("not looked at")
     return Situation(
@@ -168,6 +176,13 @@ def _situation(
         no_save=unsavable(settings, resolution, source),
         has_source=not is_checkpoint,
     )
+
+
+def _look_far(store: DirectoryStore, wanted: Wanted, memory: Memory) -> Finding:
+    """Look at a shared store, unless its file system hangs: then nothing waits for it."""
+    if within(STORE_SECONDS, lambda: os.path.isdir(store.root)) is None:
+        return Unreachable(f"{store.where} did not answer within {STORE_SECONDS:.0f} s")
+    return look(store, wanted, memory)
 
 
 def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> Wanted:
@@ -283,9 +298,20 @@ def unsavable(settings: Settings, resolution: Resolution, source: SourceView) ->
         if Path(source.here.directory) in place.parents:
             text = f"{place} lies inside the model, which would change with every boot"
             return Obstacle("source.holds-store", text, 10)
-    key = resolution.key._replace(model=source.identity.ways.get("blake3", ""))
-    earlier = Rejections(settings.state_dir).find(key.digest)
-    if earlier is not None and proof_needed(settings, resolution):
-        text = f"an earlier save of this very key failed its proof: {earlier.reason}"
-        return Obstacle("save.unproven", text, 51)
-    return unwritable(settings)
+    return unwritable(settings) or _unsavable_before(settings, resolution, source.identity)
+
+
+def _unsavable_before(
+    settings: Settings, resolution: Resolution, identity: Identity
+) -> Obstacle | None:
+    """Return what an earlier save found that would come out the same again."""
+    rejections = Rejections(settings.state_dir)
+    if refused := rejections.find(key_by_config(resolution.key, identity)):
+        text = f"as an earlier try found: {refused.reason}"
+        return Obstacle(refused.kind, text, 50, is_remembered=True)
+    key = resolution.key._replace(model=identity.ways.get("blake3", ""))
+    earlier = rejections.find(key.digest)
+    if earlier is None or not proof_needed(settings, resolution):
+        return None
+    text = f"an earlier save of this very key failed its proof: {earlier.reason}"
+    return Obstacle("save.unproven", text, 51, is_remembered=True)

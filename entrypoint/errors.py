@@ -6,20 +6,35 @@ Rooms raise; only `cli` catches, prints and exits.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+LONGEST_LINE: Final = 2000
+
+
+def one_line(text: str) -> str:
+    """Return `text` as one printable line of bounded length.
+
+    What foreign files hold must neither end a line of a log nor speak to a terminal.
+    """
+    if len(text) > LONGEST_LINE:
+        text = f"{text[:LONGEST_LINE]} …"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class ShardbootError(Exception):
     """Any failure that shardboot names.
 
-    `reason` is the dotted word that a fallback caused by this failure is reported under.
+    `reason` is the dotted word that a fallback caused by this failure is reported under. The
+    message is one printable line, whatever foreign names it was made of.
     """
 
     exit_code: ClassVar[int] = 1
     reason: str = "internal.error"
 
     def __init__(self, message: str, *, hint: str = "", reason: str = "") -> None:
-        super().__init__(message)
+        super().__init__(one_line(message))
         self.hint = hint
         if reason:
             self.reason = reason
@@ -37,6 +52,14 @@ class ManifestError(ShardbootError):
 
     exit_code = 20
     reason = "checkpoint.manifest"
+
+
+class SchemaError(ManifestError):
+    """A sound manifest that another version of shardboot wrote; `found` is its schema."""
+
+    def __init__(self, message: str, *, found: int) -> None:
+        super().__init__(message, hint="the checkpoint was made by another shardboot version")
+        self.found = found
 
 
 class DamagedError(ShardbootError):

@@ -24,13 +24,15 @@ Kind = Literal["reuse", "copy", "save", "serve-source", "refuse"]
 class Obstacle(NamedTuple):
     """Why something is not done: its reason code, in words, and the exit code if refused for it.
 
-    `is_wish`: the user's own words ask for it, so that no policy may refuse.
+    `is_wish`: the user's own words ask for it, so that no policy may refuse. `is_remembered`: an
+    earlier try found it, so that no boot tries in vain; an operator may.
     """
 
     reason: str
     text: str
     exit_code: int = 1
     is_wish: bool = False
+    is_remembered: bool = False
 
 
 class Situation(NamedTuple):
@@ -107,6 +109,8 @@ def step(situation: Situation, kind: Literal["copy", "save"]) -> Action:
     An operator may save where a boot would not try: a rejected checkpoint gets a successor.
     """
     obstacle = situation.no_copy if kind == "copy" else situation.no_save
+    if obstacle is not None and obstacle.is_remembered:
+        obstacle = None
     if why := situation.no_checkpoint or obstacle:
         return _refuse(why)
     if kind == "save":

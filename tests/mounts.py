@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
@@ -36,4 +37,25 @@ def mounted(kind: str, directory: Path, megabytes: int) -> Iterator[Path]:
     try:
         yield point
     finally:
+        subprocess.run(["umount", "--lazy", str(point)], check=False)
+
+
+@contextlib.contextmanager
+def hung(point: Path) -> Iterator[Path]:
+    """Mount a file system whose server never answers, as NFS does when its host is gone."""
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("a mount that hangs needs root and /dev/fuse")
+    point.mkdir(exist_ok=True)
+    server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0,allow_other"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"hung", os.fsencode(point), b"fuse", 0, options.encode()) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        os.close(server)
+        pytest.skip(f"fuse cannot be mounted here: {reason}")
+    try:
+        yield point
+    finally:
+        # Without a server, everything that waits for it fails.
+        os.close(server)
         subprocess.run(["umount", "--lazy", str(point)], check=False)

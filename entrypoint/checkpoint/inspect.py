@@ -21,7 +21,7 @@ from entrypoint.checkpoint.manifest import (
     Manifest,
     decode,
 )
-from entrypoint.errors import ManifestError
+from entrypoint.errors import ManifestError, SchemaError
 
 Stamp = tuple[int, int, int, int]
 """(size, mtime_ns, inode, ctime_ns): while it stands, the bytes stand."""
@@ -33,10 +33,12 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read and check `manifest.json`. Raises: ManifestError; OSError."""
+    """Read and check `manifest.json`. Raises: ManifestError; SchemaError; OSError."""
     path = directory / MANIFEST
     try:
         manifest = decode(read_bounded(path, MAX_MANIFEST_BYTES))
+    except SchemaError:
+        raise
     except (ValueError, ManifestError) as error:
         msg = f"{path}: {error}"
         raise ManifestError(msg, hint=getattr(error, "hint", "")) from None

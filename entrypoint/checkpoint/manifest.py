@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, NoReturn, cast
 from entrypoint.checkpoint.digest import Json, canonical, digest_json
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import Layout
-from entrypoint.errors import ManifestError
+from entrypoint.errors import ManifestError, SchemaError
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -140,13 +140,16 @@ class Manifest:
 def decode(data: bytes) -> Manifest:
     """Read a manifest from foreign bytes.
 
-    Raises: ManifestError naming the field, what was expected and what was found.
+    Raises: ManifestError naming the field, what was expected and what was found; SchemaError.
     """
     document = _object(_parse(data), "manifest")
     claimed = document.pop("blake3", None)
     found = _digest_of(document)
-    if document.get("schema") != SCHEMA:
-        _refuse("schema", f"{SCHEMA}", document.get("schema"))
+    schema = document.get("schema")
+    if type(schema) is int and schema != SCHEMA and claimed == found:
+        raise SchemaError(f"schema: expected {SCHEMA}, found {schema}", found=schema)
+    if type(schema) is not int or schema != SCHEMA:
+        _refuse("schema", f"{SCHEMA}", schema)
     _exactly(
         document,
         "manifest",
@@ -290,8 +293,10 @@ def _layout(value: Json) -> Layout:
     layout = _object(value, "layout")
     _exactly(layout, "layout", {"world", "tp", "pp"})
     tp, pp = (_count(layout[n], f"layout.{n}", 1 << 16) for n in ("tp", "pp"))
-    if tp < 1 or pp < 1 or layout["world"] != tp * pp:
-        _refuse("layout.world", f"tp x pp = {tp * pp}", layout["world"])
+    # Every rank has a file of its own, so that files bound ranks.
+    world = _count(layout["world"], "layout.world", MAX_FILES)
+    if tp < 1 or pp < 1 or world != tp * pp:
+        _refuse("layout.world", f"tp x pp = {tp * pp}", world)
     return Layout(tp=tp, pp=pp)
 
 
@@ -349,8 +354,10 @@ def _file(value: Json, field: str, layout: Layout) -> FileEntry:
     ranked = layout.rank_of(path)
     if (role == "weights") != (ranked is not None):
         _refuse(f"{field}.path", f"a name that fits role {role} in this layout", path)
-    if ranked is not None and ranked != (entry["rank"], entry["part"]):
-        _refuse(f"{field}.rank", f"rank and part as in {path}", (entry["rank"], entry["part"]))
+    if ranked is not None:
+        said = tuple(_count(entry[n], f"{field}.{n}", MAX_FILES) for n in ("rank", "part"))
+        if said != ranked:
+            _refuse(f"{field}.rank", f"rank and part as in {path}", said)
     if ranked is not None and ranked[0] not in layout.ranks:
         _refuse(f"{field}.rank", f"a rank below {layout.world}", ranked[0])
     return FileEntry(

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, cast
 from blake3 import blake3
 
 from entrypoint.checkpoint.digest import PIECE_BYTES, Json, digest_file, digest_json
+from entrypoint.checkpoint.key import Key
 from entrypoint.errors import DamagedError, StoreError
 from entrypoint.model.survey import SourceFile, Survey, hub_cache
 from entrypoint.state.memory import Memory
@@ -37,6 +38,14 @@ class Identity(NamedTuple):
     def config_digest(self) -> str:
         """Digest of all model files: what vLLM's resolution reads of the source."""
         return digest_json(cast("Json", dict(self.model_files)))
+
+
+def key_by_config(key: Key, identity: Identity) -> str:
+    """Return the key's digest with all of the model but its weights for the model.
+
+    What vLLM makes of a model, a refusal to save it above all, hangs on that.
+    """
+    return key._replace(model=identity.config_digest).digest
 
 
 def recall(survey: Survey, memory: Memory) -> Identity:

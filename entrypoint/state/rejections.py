@@ -1,7 +1,9 @@
 """Checkpoints known not to load to the source's state: never served, never fetched again.
 
-One small file each, by the manifest's digest, or by the key's where nothing was committed. They
-lie beside the stores, so that they outlive the checkpoints.
+One small file each, by the manifest's digest, or by a key's where nothing was committed. They lie
+beside the stores, so that they outlive the checkpoints. What shardboot found itself counts until
+another version of it may find otherwise; what people said, and boots that died, count until taken
+back.
 """
 
 from __future__ import annotations
@@ -9,14 +11,16 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
+from entrypoint import __version__
 from entrypoint.checkpoint.digest import Json
 from entrypoint.state.files import fsync_directory, read_json, write_json
 
-Kind = Literal["unproven", "unfit", "quarantined", "operator"]
 KINDS: Final = ("unproved", "unproven", "unfit", "quarantined", "operator")
 """No proof yet; it failed; the loader disagreed; boots failed in a row; a person said so."""
+
+LASTING: Final = ("quarantined", "operator")
 
 
 PUBLIC: Final = 0o644
@@ -31,7 +35,7 @@ def _is_there(path: Path) -> bool:
 
 
 class Rejection(NamedTuple):
-    """Why a checkpoint is not served."""
+    """Why a checkpoint is not served: one of `KINDS`; for a key, why none can be saved: a code."""
 
     kind: str
     reason: str
@@ -50,11 +54,18 @@ class Rejections:
         if not isinstance(entry, dict):
             # What is there and cannot be read may have been written by root: better safe.
             return Rejection("operator", f"{path}: cannot be read") if _is_there(path) else None
-        return Rejection(str(entry.get("kind")), str(entry.get("reason", "no reason kept")))
+        found = Rejection(str(entry.get("kind")), str(entry.get("reason", "no reason kept")))
+        lapsed = entry.get("shardboot", __version__) != __version__ and found.kind not in LASTING
+        return None if lapsed else found
 
-    def add(self, digest: str, kind: Kind, reason: str) -> bool:
+    def add(self, digest: str, kind: str, reason: str) -> bool:
         """Reject; durable when this returns True. False where nothing can be written."""
-        entry: dict[str, Json] = {"kind": kind, "reason": reason, "time": round(time.time(), 3)}
+        entry: dict[str, Json] = {
+            "kind": kind,
+            "reason": reason,
+            "shardboot": __version__,
+            "time": round(time.time(), 3),
+        }
         path = self._path(digest)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,8 +19,8 @@ from entrypoint.checkpoint.finding import (
 from entrypoint.checkpoint.inspect import Stamp, examine, read_manifest
 from entrypoint.checkpoint.key import Difference, Key, differences
 from entrypoint.checkpoint.layout import generation_of
-from entrypoint.checkpoint.manifest import Manifest
-from entrypoint.errors import ManifestError, NotFoundError, StoreError
+from entrypoint.checkpoint.manifest import SCHEMA, Manifest
+from entrypoint.errors import ManifestError, NotFoundError, SchemaError, StoreError
 from entrypoint.state.memory import Memory
 from entrypoint.state.rejections import Rejection
 
@@ -86,6 +86,8 @@ def _in_order(names: list[str], wanted: Wanted) -> list[str]:
 def _look_at(directory: Path, wanted: Wanted, memory: Memory) -> Finding:
     try:
         manifest = read_manifest(directory)
+    except SchemaError as error:
+        return Foreign(directory.name, (Difference("schema", SCHEMA, error.found),))
     except ManifestError as error:
         return Damaged(directory.name, (str(error),))
     except FileNotFoundError:

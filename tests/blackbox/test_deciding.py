@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from blackbox.harness import House, make_source, snapshot, staged
 
+from entrypoint.checkpoint.digest import canonical, digest_json
+
 
 def test_the_first_boot_saves_and_the_second_finds_it(house: House) -> None:
     first = house.serve()
@@ -214,6 +216,22 @@ def test_a_save_that_fails_serves_the_source_or_refuses_by_its_code(
     assert not list(staged(house.local))
     refused = house.run("serve", "--on-failure", "refuse", house.model, "-tp", 2)
     assert (refused.status, refused.vllm) == (code, {})
+
+
+def test_what_a_newer_shardboot_saved_is_foreign_and_stays(house: House) -> None:
+    house.serve()
+    [name] = house.store.names()
+    path = house.local / name / "manifest.json"
+    document = json.loads(path.read_bytes()) | {"schema": 2, "new": True}
+    del document["blake3"]
+    document["blake3"] = digest_json(document)
+    path.chmod(0o640)
+    path.write_bytes(canonical(document))
+    decided = house.run("plan", "--format", "json", house.model, "-tp", 2).json
+    assert decided["reason"] == "local.foreign"
+    assert decided["differences"] == [{"field": "schema", "wanted": 1, "found": 2}]
+    assert house.serve().events[-2:] == ["save.done", "local.hit"]
+    assert json.loads(path.read_bytes())["schema"] == 2
 
 
 def test_the_log_of_a_failed_save_is_kept_and_its_end_is_shown(house: House) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from blackbox.harness import House
+from mounts import hung
 
 Breakage = Callable[[House], dict[str, object]]
 
@@ -173,3 +174,42 @@ def test_a_source_that_only_the_hub_has_is_served_from_there(house: House) -> No
     assert boot.words == ["org/model", "-tp", "2"]
     assert boot.events[-1] == "source.absent"
     assert not (Path(house.local) / "org").exists()
+
+
+def test_a_source_whose_mount_hangs_never_blocks_a_local_hit(house: House) -> None:
+    house.serve()
+    with hung(house.model):
+        boot = house.serve()
+    assert boot.events[-2:] == ["source.hung", "local.hit"]
+    assert boot.seconds < 10
+
+
+def test_a_shared_store_whose_mount_hangs_is_not_waited_for(house: House) -> None:
+    with hung(house.root / "far") as far:
+        boot = house.serve(SHARDBOOT_SHARED=far)
+        decided = house.run("plan", "--format", "json", house.model, "-tp", 1, SHARDBOOT_SHARED=far)
+    assert boot.events[-2:] == ["save.done", "local.hit"]
+    assert "did not answer" in boot.stderr
+    assert decided.json["findings"]["shared"]["finding"] == "unreachable"
+    assert boot.seconds < 30
+
+
+def test_a_model_that_cannot_be_saved_is_tried_once(house: House) -> None:
+    house.rules(save={"refuse": ["save.online-quant", "meta tensors"]})
+    assert house.serve().events.count("save.online-quant") == 2
+    again = house.serve()
+    assert again.events[-1] == "save.online-quant"
+    assert "meta tensors" in again.stderr
+    assert house.calls.count("save") == 1
+    # An operator may know better, and what then goes well counts from now on.
+    house.rules()
+    assert house.run("save", house.model, "-tp", 2).status == 0
+    shutil.rmtree(house.local)
+    assert house.serve().events[-2:] == ["save.done", "local.hit"]
+
+
+def test_a_save_that_only_failed_is_tried_again(house: House) -> None:
+    house.rules(save={"exit": 3})
+    house.serve()
+    house.rules()
+    assert house.serve().events[-2:] == ["save.done", "local.hit"]

@@ -23,7 +23,7 @@ from entrypoint.checkpoint.manifest import (
     check_path,
     decode,
 )
-from entrypoint.errors import ManifestError
+from entrypoint.errors import ManifestError, SchemaError
 
 Document = dict[str, Any]
 
@@ -196,6 +196,18 @@ def test_what_schema_1_does_not_allow_is_refused_by_name(
     change(document)
     with pytest.raises(ManifestError, match=says):
         decode(forge(document))
+
+
+def test_a_sound_manifest_of_another_schema_is_told_from_a_damaged_one(manifest: Manifest) -> None:
+    document = json.loads(manifest.encode())
+    document |= {"schema": 2, "new": True}
+    with pytest.raises(SchemaError) as caught:
+        decode(forge(document))
+    assert caught.value.found == 2
+    # As one flipped bit would leave it.
+    with pytest.raises(ManifestError) as damaged:
+        decode(canonical(json.loads(manifest.encode()) | {"schema": 3}))
+    assert not isinstance(damaged.value, SchemaError)
 
 
 def test_a_manifest_without_an_index_is_refused(manifest: Manifest) -> None:

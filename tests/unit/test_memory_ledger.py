@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from entrypoint.checkpoint.digest import Json
-from entrypoint.state import files
+from entrypoint.state import files, rejections
 from entrypoint.state import ledger as ledgers
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.memory import MAX_ENTRIES, Memory
+from entrypoint.state.rejections import Rejection, Rejections
 
 
 def test_an_answer_is_remembered_by_its_subject_and_question(tmp_path: Path) -> None:
@@ -171,3 +172,18 @@ def test_a_ledger_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "ledger.jsonl").symlink_to(tmp_path / "victim")
     assert not Ledger(tmp_path).append({"a": 1})
     assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "lasts"),
+    [("unproven", False), ("unfit", False), ("save.online-quant", False)]
+    + [("quarantined", True), ("operator", True)],
+)
+def test_what_shardboot_found_counts_until_another_version_may_find_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, lasts: bool
+) -> None:
+    book = Rejections(tmp_path)
+    assert book.add("d", kind, "why")
+    assert book.find("d") == Rejection(kind, "why")
+    monkeypatch.setattr(rejections, "__version__", "9.9.9")
+    assert (book.find("d") is not None) is lasts
