@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import IO, Final
 
 from entrypoint.checkpoint.digest import Json
+from entrypoint.state.files import keep_newest
 
 TERM_GRACE_SECONDS: Final = 0.5
 """Between SIGTERM and SIGKILL; short, so that a stop before exec takes less than two seconds."""
 
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 TICK_SECONDS: Final = 0.25
+MAX_LOGS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def _wait(
 def _decode(answer: bytes) -> Json:
     try:
         value: Json = json.loads(answer)
-    except ValueError:
+    except (RecursionError, ValueError):
         return None
     return value
 
@@ -165,10 +167,14 @@ def _runs_in(pid: str, group: int) -> bool:
 
 @contextlib.contextmanager
 def open_log(path: Path) -> Iterator[IO[bytes]]:
-    """Open a child's log, in a file that nobody keeps where `path` cannot be written."""
+    """Open a child's log, in a file that nobody keeps where `path` cannot be written.
+
+    Of the logs beside it the oldest go.
+    """
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            keep_newest(path.parent, "*.log", MAX_LOGS - 1)
             log: IO[bytes] = stack.enter_context(path.open("w+b"))
         except OSError:
             log = stack.enter_context(tempfile.TemporaryFile())

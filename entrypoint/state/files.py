@@ -13,9 +13,12 @@ from entrypoint.checkpoint.foreign import read_bounded
 MAX_STATE_BYTES = 64 * 1024 * 1024
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o640) -> None:
+def write_atomically(
+    path: Path, data: bytes, mode: int = 0o640, *, durable: bool = True
+) -> None:
     """Replace `path` by `data`: after a crash it holds the old bytes or the new ones, all of them.
 
+    Without `durable`, a power loss may leave either, or a torn file; the disk is not waited for.
     The last of two writers wins. On error the old file is untouched. Raises: OSError.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
@@ -27,7 +30,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o640) -> None:
             view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
+            if durable:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         temporary.replace(path)
@@ -35,7 +39,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o640) -> None:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         raise
-    fsync_directory(path.parent)
+    if durable:
+        fsync_directory(path.parent)
 
 
 def fsync_directory(path: Path) -> None:
@@ -47,9 +52,9 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, value: Json, mode: int = 0o640) -> None:
+def write_json(path: Path, value: Json, mode: int = 0o640, *, durable: bool = True) -> None:
     """Write canonical JSON with `write_atomically`. Raises: OSError."""
-    write_atomically(path, canonical(value) + b"\n", mode)
+    write_atomically(path, canonical(value) + b"\n", mode, durable=durable)
 
 
 def read_json(path: Path) -> Json:
@@ -62,3 +67,17 @@ def read_json(path: Path) -> Json:
     except (OSError, ValueError, RecursionError):
         return None
     return value
+
+
+def keep_newest(directory: Path, pattern: str, count: int) -> None:
+    """Delete all but the `count` newest files that match; what cannot be deleted stays.
+
+    Raises: OSError when the directory cannot be read.
+    """
+    found = list(directory.glob(pattern))
+    if len(found) <= count:
+        return
+    found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for path in found[count:]:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -5,12 +5,11 @@ Only ever a short cut: without a writable state directory all works, slower.
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Literal
 
 from entrypoint.checkpoint.digest import Json
-from entrypoint.state.files import read_json, write_json
+from entrypoint.state.files import keep_newest, read_json, write_json
 
 Subject = Literal["engines", "resolutions", "identities", "inspections"]
 MAX_ENTRIES = 256
@@ -35,19 +34,10 @@ class Memory:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, answer)
-            self._forget_oldest(path.parent)
+            keep_newest(path.parent, "[!.]*.json", MAX_ENTRIES)
         except OSError:
             return False
         return True
 
     def _path(self, subject: Subject, question: str) -> Path:
         return self.root / "memory" / subject / f"{question}.json"
-
-    def _forget_oldest(self, directory: Path) -> None:
-        entries = list(directory.glob("[!.]*.json"))
-        if len(entries) <= MAX_ENTRIES:
-            return
-        entries.sort(key=lambda path: path.stat().st_mtime_ns)
-        for path in entries[: len(entries) - MAX_ENTRIES]:
-            with contextlib.suppress(OSError):
-                path.unlink()

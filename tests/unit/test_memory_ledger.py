@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.checkpoint.digest import Json
+from entrypoint.child import MAX_LOGS, open_log
 from entrypoint.state import files, rejections
 from entrypoint.state import ledger as ledgers
 from entrypoint.state.ledger import Ledger
@@ -187,3 +188,14 @@ def test_what_shardboot_found_counts_until_another_version_may_find_otherwise(
     assert book.find("d") == Rejection(kind, "why")
     monkeypatch.setattr(rejections, "__version__", "9.9.9")
     assert (book.find("d") is not None) is lasts
+
+
+def test_of_many_logs_the_newest_stay(tmp_path: Path) -> None:
+    for number in range(30):
+        with open_log(tmp_path / f"save-{number}.log") as log:
+            log.write(b"said")
+        os.utime(tmp_path / f"save-{number}.log", (number, number))
+    with open_log(tmp_path / "last.log"):
+        pass
+    kept = {f"save-{number}.log" for number in range(30 - MAX_LOGS + 1, 30)}
+    assert {path.name for path in tmp_path.iterdir()} == kept | {"last.log"}
