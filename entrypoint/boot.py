@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -17,6 +17,7 @@ from entrypoint.assess import Assessment, Boot, assess, doubted
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
 from entrypoint.checkpoint.inspect import verify_deep
+from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.config import Settings
 from entrypoint.engine.executable import locate, with_plugin
@@ -32,6 +33,13 @@ from entrypoint.store.look import remember_look
 
 NEVER_FAIL_OPEN: Final = (2, 10, 60, 61)
 """Exit codes of usage, configuration and privilege: these must be mended, not survived."""
+
+TIERS: Final = {
+    "reuse": "local",
+    "copy": "shared",
+    "save": "saved",
+    "serve-source": "source",
+}
 
 
 def new_boot_id() -> str:
@@ -81,17 +89,21 @@ def serve(boot: Boot) -> NoReturn:
 
     Raises: RefusedError, and whatever `assess` raises.
     """
+    boot.status.phase("deciding")
     assessment = assess(boot)
+    if assessment.resolution is not None:
+        boot.status.know(address=assessment.resolution.server)
     action, assessment, taken = settle(boot, assessment)
     if action.kind == "refuse":
-        _note(boot, assessment, action, taken)
+        _note(boot, action, assessment.key, taken)
         raise RefusedError(action.text, reason=action.reason, code=action.exit_code)
     environ = with_plugin(boot.environ) if action.kind == "reuse" else boot.environ
     words = list(boot.words)
     if action.kind == "reuse":
         words = _held(boot, assessment, action)
     boot.log.line(action.reason, _sentence(action), action=action.kind)
-    _note(boot, assessment, action, taken)
+    boot.status.phase("starting", **_facts(action, taken))
+    _note(boot, action, assessment.key, taken)
     launch.become(assessment.engine.path, ["serve", *words], environ, boot.umask)
 
 
@@ -116,9 +128,19 @@ def _sentence(action: Action) -> str:
     return f"serving the source: {action.text}" if action.kind == "serve-source" else action.text
 
 
-def _note(boot: Boot, assessment: Assessment, action: Action, taken: list[str]) -> None:
+def _facts(action: Action, taken: Sequence[str] = ()) -> dict[str, str]:
+    """Return what the status says of an action: its tier is where the weights come from."""
+    step = taken[-1].partition(":")[0] if taken and action.kind == "reuse" else action.kind
+    return {
+        "action": action.kind,
+        "tier": TIERS[step],
+        "reason": action.reason,
+        "checkpoint": action.manifest.name if action.manifest else "",
+    }
+
+
+def _note(boot: Boot, action: Action, key: Key | None, taken: Sequence[str] = ()) -> None:
     """Leave the one line that must outlive exec; `taken` are the steps before, by their reasons."""
-    key = assessment.key
     entry: dict[str, Json] = {
         "boot": boot.log.boot,
         "time": round(time.time(), 3),
@@ -133,7 +155,7 @@ def _note(boot: Boot, assessment: Assessment, action: Action, taken: list[str]) 
         "pid_start": process.started(os.getpid()),
         "host_boot": process.host_boot(),
     }
-    if not Ledger(boot.settings.state_dir).append(entry):
+    if not (Ledger(boot.settings.state_dir).append(entry) and boot.status.is_kept):
         boot.log.line(
             "state.unwritable",
             f"{boot.settings.state_dir}: nothing can be kept there; boots will be slower",
@@ -174,6 +196,7 @@ def _doubt(boot: Boot, action: Action) -> Damaged | Rejected | None:
         seconds = delay_seconds(failures)
         text = f"{manifest.name}: {failures} boots died while loading it; waiting {seconds:.0f} s"
         boot.log.line("boot.delayed", text)
+        boot.status.phase("waiting", text)
         time.sleep(seconds)
     if boot.settings.verify == "deep" and (found := deep_look(boot, action)) is not None:
         boot.log.line("local.damaged", found.discrepancies[0])
@@ -204,7 +227,9 @@ def deep_look(boot: Boot, action: Action) -> Damaged | None:
     """Read every byte of the checkpoint; return what is wrong with it."""
     assert action.manifest is not None
     manifest = action.manifest
-    boot.log.line("verify.deep", f"reading {human_bytes(manifest.size)} of {manifest.name}")
+    text = f"reading {human_bytes(manifest.size)} of {manifest.name}"
+    boot.log.line("verify.deep", text)
+    boot.status.phase("verifying", text)
     directory = Path(str(action.path))
     wrong = verify_deep(directory, manifest, manifest.layout.ranks)
     remember_look(directory, manifest, wrong, boot.memory)
@@ -219,6 +244,7 @@ def _with(assessment: Assessment, **changes: Any) -> Assessment:
 def _step(boot: Boot, assessment: Assessment, action: Action) -> Assessment:
     """Copy or save; return the assessment with what came of it. One process a host at a time."""
     boot.log.line(action.reason, f"{action.kind}: {action.text}", action=action.kind)
+    boot.status.know(**_facts(action))
     is_copy = action.kind == "copy"
     perform, failed = (steps.copy_here, "no_copy") if is_copy else (steps.save_here, "no_save")
     try:
@@ -233,7 +259,11 @@ def _step(boot: Boot, assessment: Assessment, action: Action) -> Assessment:
     return _with(assessment, local=Complete(manifest, path))
 
 
-def fall_back(boot: Boot) -> NoReturn:
-    """Become vLLM with the user's own words, untouched. Raises: ExecError."""
+def fall_back(boot: Boot, reason: str, text: str) -> NoReturn:
+    """Become vLLM with the user's own words, untouched, for this reason. Raises: ExecError."""
+    action = Action("serve-source", reason, text)
+    boot.log.line(reason, text)
+    boot.status.phase("starting", **_facts(action))
+    _note(boot, action, None)
     vllm = locate(boot.settings.vllm, boot.environ)
     launch.become(vllm, ["serve", *boot.words], boot.environ, boot.umask)

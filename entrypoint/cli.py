@@ -6,42 +6,48 @@ so that `shardboot serve` is a drop-in for `vllm serve`.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from entrypoint import __version__, boot, launch
-from entrypoint.assess import Boot
+from entrypoint import __version__
 from entrypoint.config import SWITCH
-from entrypoint.engine.executable import locate
 from entrypoint.errors import Interrupted, RefusedError, ShardbootError, exit_code_of
-from entrypoint.options import WordsCommand, new_boot, with_settings
+from entrypoint.options import WordsCommand, is_off, new_boot, with_settings
 
-OFF: Final = ("off", "0", "no", "false")
+if TYPE_CHECKING:
+    from entrypoint.assess import Boot
+
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+ROOMS: Final = {
+    "operate": ("plan", "save", "pull", "push", "prove"),
+    "inventory": ("list", "show", "verify", "reject", "unreject"),
+    "watch": ("status", "wait", "health"),
+}
+"""Modules with a table `COMMANDS`, and what stands in it."""
 
 
 class LazyGroup(click.Group):
-    """Imports the operator commands only when one is asked for: a hit needs none of them."""
+    """Imports a command when it is asked for: a hit needs no other one, and a probe is no boot."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all commands, in the order in which a newcomer meets them."""
-        return [*super().list_commands(ctx), *_operator_commands()]
+        return [*super().list_commands(ctx), *(name for names in ROOMS.values() for name in names)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by name."""
-        own = super().get_command(ctx, cmd_name)
-        return own or _operator_commands().get(cmd_name)
-
-
-def _operator_commands() -> dict[str, click.Command]:
-    from entrypoint import inventory, operate  # noqa: PLC0415 - a hit needs neither
-
-    return operate.COMMANDS | inventory.COMMANDS
+        for room, names in ROOMS.items():
+            if cmd_name in names:
+                commands: dict[str, click.Command]
+                commands = importlib.import_module(f"entrypoint.{room}").COMMANDS
+                return commands[cmd_name]
+        return super().get_command(ctx, cmd_name)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -57,12 +63,15 @@ def cli(ctx: click.Context, /) -> None:
 @click.pass_context
 def serve(ctx: click.Context, /, **flags: Any) -> None:
     """Make sure of a checkpoint, then become vLLM on it."""
+    from entrypoint import boot, launch  # noqa: PLC0415 - other commands need neither
+    from entrypoint.engine.executable import locate  # noqa: PLC0415
+
     words = ctx.obj["words"]
-    if os.environ.get(SWITCH, "").lower() in OFF:
+    if is_off(os.environ):
         vllm = flags["vllm"] or os.environ.get(f"{SWITCH}_VLLM") or "vllm"
         boot.become_user(flags["user"] or os.environ.get(f"{SWITCH}_USER"), os.environ)
         launch.become(locate(vllm, os.environ), ["serve", *words], os.environ)
-    this = new_boot(flags, words, os.environ)
+    this = new_boot(flags, words, os.environ, reports=True)
     try:
         boot.serve(this)
     except Exception as error:  # noqa: BLE001 - the one guard: a server must not stay down for us
@@ -71,19 +80,19 @@ def serve(ctx: click.Context, /, **flags: Any) -> None:
 
 def _survive(error: Exception, this: Boot) -> NoReturn:
     """Serve the source where the policy allows; else let the error end the process."""
+    from entrypoint import boot  # noqa: PLC0415 - it is there by now
+
     code = exit_code_of(error) if isinstance(error, ShardbootError) else 1
     is_final = isinstance(error, RefusedError) or code in boot.NEVER_FAIL_OPEN
+    reason = error.reason if isinstance(error, ShardbootError) else "internal.error"
     if is_final or code in (126, 127) or this.settings.on_failure == "refuse":
+        this.status.phase("failed", str(error), reason=reason)
         raise error
-    if isinstance(error, ShardbootError):
-        reason = error.reason
-    else:
-        reason = "internal.error"
+    if reason == "internal.error":
         import traceback  # noqa: PLC0415 - milliseconds, and a hit needs none
 
         traceback.print_exception(error)
-    this.log.line(reason, f"serving the source as if shardboot were not there: {error}")
-    boot.fall_back(this)
+    boot.fall_back(this, reason, f"serving the source as if shardboot were not there: {error}")
 
 
 def main() -> NoReturn:

@@ -105,7 +105,8 @@ def _count(word: str) -> int:
     return int(word)
 
 
-def _seconds(word: str) -> float:
+def seconds(word: str) -> float:
+    """Return a time such as 90s or 1h. Raises: ValueError."""
     return _quantity(word, _SECONDS, "a time such as 90s or 1h")
 
 
@@ -198,7 +199,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("max_bytes", "", _optional_bytes, "most bytes the local store may hold", "SIZE"),
     Option("reserve_bytes", "1GiB", _bytes, "free space that must stay on its disk", "SIZE"),
     Option("size_per_file", "4GiB", _file_bytes, "largest shard file a save writes", "SIZE"),
-    Option("save_timeout", "1h", _seconds, "longest a save may take", "TIME"),
+    Option("save_timeout", "1h", seconds, "longest a save may take", "TIME"),
     Option(
         "quarantine_after",
         "3",

@@ -6,17 +6,20 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from entrypoint import boot, config
-from entrypoint.assess import Boot
+from entrypoint import config
 from entrypoint.checkpoint.digest import Json
-from entrypoint.config import OPTIONS, Settings
+from entrypoint.config import OPTIONS, SWITCH, Settings
 from entrypoint.errors import ConfigError
 from entrypoint.log import Log
 
+if TYPE_CHECKING:
+    from entrypoint.assess import Boot
+
+OFF: Final = ("off", "0", "no", "false")
 CONFIG_FILE: Final = "SHARDBOOT_CONFIG_FILE"
 DEFAULT_CONFIG_FILE: Final = Path("/etc/shardboot/shardboot.toml")
 
@@ -106,6 +109,11 @@ def _read_document(path: Path) -> dict[str, object]:
         raise ConfigError(msg, hint="see the README's table of settings") from None
 
 
+def is_off(environ: Mapping[str, str]) -> bool:
+    """Whether shardboot is told to keep out of the way."""
+    return environ.get(SWITCH, "").lower() in OFF
+
+
 def tighten_umask() -> int:
     """Let nothing that is made from now on be writable by everybody; return the umask before."""
     umask = os.umask(0o022)
@@ -119,6 +127,8 @@ def settings_as_user(flags: Mapping[str, Any], environ: MutableMapping[str, str]
     log = Log("", as_json=settings.log_format == "json")
     tighten_umask()
     if settings.user is not None:
+        from entrypoint import boot  # noqa: PLC0415 - a probe without it need not wait for it
+
         boot.step_down(settings, environ, log, touches_store=False)
     return settings
 
@@ -129,13 +139,20 @@ def new_boot(
     environ: MutableMapping[str, str],
     *,
     touches_store: bool = True,
+    reports: bool = False,
 ) -> Boot:
     """Return the boot that flags and words ask for, root dropped and its environment adapted.
 
-    Raises: ConfigError, PrivilegeError, OwnershipError.
+    Only one that `reports` keeps a status. Raises: ConfigError, PrivilegeError, OwnershipError.
     """
+    from entrypoint import boot  # noqa: PLC0415 - what only looks at boots needs none of these
+    from entrypoint.assess import Boot  # noqa: PLC0415
+    from entrypoint.engine.address import address  # noqa: PLC0415
+    from entrypoint.state.status import Reporter  # noqa: PLC0415
+
     settings = read_settings(flags, environ)
     log = Log(boot.new_boot_id(), as_json=settings.log_format == "json")
     umask = tighten_umask()
     boot.step_down(settings, environ, log, touches_store=touches_store)
-    return Boot(settings, words, dict(environ), log, umask)
+    status = Reporter(settings.state_dir if reports else None, log.boot, address(words, None))
+    return Boot(settings, words, dict(environ), log, status, umask)

@@ -36,7 +36,6 @@ from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.staging import Staging, write_all
 
 SAVE_MODULE: Final = "entrypoint.vllm_plugin.save"
-PROGRESS_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class Order:
     log_file: Path
     proof_needed: str
     say: Callable[[str], None]
-    on_progress: Callable[[int, int], None]
+    on_progress: Callable[[int], None]
 
 
 def save(order: Order, store: DirectoryStore) -> Manifest:
@@ -148,15 +147,6 @@ class _Reading(threading.Thread):
 
 def _run_child(order: Order, staging: Staging) -> None:
     settings = order.settings
-    expected = sum(file.size for file in order.source.weights)
-    last = time.monotonic()
-
-    def tick() -> None:
-        nonlocal last
-        if time.monotonic() - last >= PROGRESS_SECONDS:
-            last = time.monotonic()
-            order.on_progress(_bytes_in(staging.path), expected)
-
     if order.proof_needed:
         environ = prover.environ_for(order.environ, "source")
     else:
@@ -174,7 +164,7 @@ def _run_child(order: Order, staging: Staging) -> None:
             environ=environ,
             log=log,
             timeout=settings.save_timeout,
-            on_tick=tick,
+            on_tick=lambda: order.on_progress(_bytes_in(staging.path)),
         )
         last_words = child.last_lines(log)
     if outcome.timed_out:

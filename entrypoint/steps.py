@@ -20,7 +20,7 @@ from entrypoint.errors import (
     ShardbootError,
     StagingError,
 )
-from entrypoint.log import Log, human_bytes
+from entrypoint.log import human_bytes
 from entrypoint.plan import Action, decide, in_words
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejections
@@ -57,6 +57,7 @@ def alone(
 
     def on_wait(text: str) -> None:
         boot.log.line("lock.wait", text)
+        boot.status.phase("waiting", text)
 
     with lock.exclusive(path, boot.settings.save_timeout, on_wait):
         for left in sweep(boot.settings.local_dir, STALE_SECONDS):
@@ -105,7 +106,8 @@ def transport(
     total = sum(entry.size for entry in entries)
     settings = boot.settings
     space.require_room(target.root, total, settings.reserve_bytes, settings.max_bytes)
-    progress = _Progress(boot.log, verb, total)
+    boot.status.phase("copying" if verb == "copy" else "publishing")
+    progress = _Progress(boot, verb, total)
     with target.stage(manifest.name) as staging:
         transfer.copy(source, manifest.name, manifest, entries, staging, progress.add)
         result = staging.commit(manifest)
@@ -125,9 +127,21 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
         assessment.local_store.root, expected, settings.reserve_bytes, settings.max_bytes
     )
 
-    def on_progress(done: int, total: int) -> None:
-        text = f"{human_bytes(done)} of about {human_bytes(total)} written"
+    boot.status.phase("saving")
+    said = time.monotonic()
+
+    def on_progress(done: int) -> None:
+        nonlocal said
+        boot.status.progress(done, expected)
+        if time.monotonic() - said < PROGRESS_SECONDS:
+            return
+        said = time.monotonic()
+        text = f"{human_bytes(done)} of about {human_bytes(expected)} written"
         log.line("save.progress", text if done else "vLLM starts, and loads the source")
+
+    def say(text: str) -> None:
+        log.line("prove", text)
+        boot.status.phase("proving", text)
 
     started = time.monotonic()
     order = saver.Order(
@@ -141,7 +155,7 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
         memory=boot.memory,
         log_file=settings.state_dir / "logs" / f"save-{log.boot}.log",
         proof_needed=proof_needed(settings, resolution),
-        say=lambda text: log.line("prove", text),
+        say=say,
         on_progress=on_progress,
     )
     manifest = saver.save(order, assessment.local_store)
@@ -169,16 +183,17 @@ def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
 
 
 class _Progress:
-    """Steady lines about a long copy: one every few seconds, and one at the end."""
+    """Steady lines about a long step: one every few seconds, and one at the end."""
 
-    def __init__(self, log: Log, verb: str, total: int) -> None:
-        self._log, self._verb, self._total = log, verb, total
+    def __init__(self, boot: Boot, verb: str, total: int) -> None:
+        self._log, self._status, self._verb, self._total = boot.log, boot.status, verb, total
         self._done = 0
         self._started = self._said = time.monotonic()
 
     def add(self, count: int) -> None:
         """Hear of `count` more bytes."""
         self._done += count
+        self._status.progress(self._done, self._total)
         if time.monotonic() - self._said < PROGRESS_SECONDS:
             return
         self._said = time.monotonic()

@@ -16,6 +16,7 @@ from typing import Final, cast
 from entrypoint.checkpoint.digest import Json, digest_bytes, digest_json
 from entrypoint.checkpoint.key import FORMAT
 from entrypoint.engine.executable import Executable
+from entrypoint.engine.words import kept_positions
 from entrypoint.model.bounded import within
 from entrypoint.model.survey import LOOK_SECONDS
 
@@ -56,40 +57,6 @@ def question(
             "machine": cast("Json", machine()),
         }
     )
-
-
-def kept_positions(words: Sequence[str], ignorable: Mapping[str, Json]) -> list[int]:
-    """Return the positions of words that may matter.
-
-    Left out are options known not to matter, only in their exact spelling, with as many values as
-    vLLM's parser gives them; every other word counts.
-    """
-    kept: list[int] = []
-    position = 0
-    while position < len(words):
-        name, has_value, _ = words[position].partition("=")
-        arity = ignorable.get(name)
-        if words[position] == "--":
-            return kept + list(range(position, len(words)))
-        if arity is None:
-            kept.append(position)
-            position += 1
-            continue
-        position += 1
-        if not has_value:
-            position += _values(words[position:], arity)
-    return kept
-
-
-def _values(rest: Sequence[str], arity: Json) -> int:
-    given = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
-    match arity:
-        case int():
-            return min(arity, given)
-        case "?":
-            return min(1, given)
-        case _:
-            return given
 
 
 def named_files(words: Sequence[str], ignorable: Mapping[str, Json]) -> str | None:

@@ -13,11 +13,14 @@ from typing import Final, NamedTuple, cast
 
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.checkpoint.key import FORMAT, Key
+from entrypoint.engine.address import address
 from entrypoint.engine.executable import Executable, with_plugin
-from entrypoint.engine.question import kept_positions, named_files, question
+from entrypoint.engine.question import named_files, question
+from entrypoint.engine.words import kept_positions
 from entrypoint.errors import EngineError, ManifestError
 from entrypoint.model.identity import Identity
 from entrypoint.state.memory import Memory
+from entrypoint.state.status import Address
 
 RESOLVE_TIMEOUT_SECONDS: Final = 300.0
 RESOLVE_PROGRAM: Final = Path(__file__).parents[1] / "vllm_plugin" / "resolve.py"
@@ -47,6 +50,7 @@ class Resolution(NamedTuple):
     draft: str
     has_other_config: bool
     kind: Mapping[str, bool]
+    server: Address
 
     @property
     def unruled(self) -> str:
@@ -237,4 +241,5 @@ def _read(
         draft=str(kind["draft"]),
         has_other_config=bool(model.get("hf_config_path")),
         kind={name: value for name, value in kind.items() if isinstance(value, bool)},
+        server=address(words, cast("Mapping[str, Json] | None", answer.get("server"))),
     )

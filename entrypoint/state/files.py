@@ -13,9 +13,7 @@ from entrypoint.checkpoint.foreign import read_bounded
 MAX_STATE_BYTES = 64 * 1024 * 1024
 
 
-def write_atomically(
-    path: Path, data: bytes, mode: int = 0o640, *, durable: bool = True
-) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = 0o640, *, durable: bool = True) -> None:
     """Replace `path` by `data`: after a crash it holds the old bytes or the new ones, all of them.
 
     Without `durable`, a power loss may leave either, or a torn file; the disk is not waited for.

@@ -5,8 +5,9 @@ missing: standard library and vLLM only. A JSON request on stdin, one JSON answe
 
     python -P resolve.py ANSWER_FD < {"words": ["MODEL", "--tensor-parallel-size", "2"]}
 
-The answer holds digests, counts and names that vLLM resolved, and never a word of argv that could
-be a credential. Exit 0 with an answer; anything else means that vLLM could not be asked.
+The answer holds digests, counts, names and the server's address, as vLLM resolved them, and never
+a word of argv that could be a credential. Exit 0 with an answer; anything else means that vLLM
+could not be asked.
 """
 
 from __future__ import annotations
@@ -221,18 +222,32 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _key() -> ModuleType:
-    """Return the sibling `resolved_key`, by path: under -P no directory of ours is on sys.path."""
-    name = "shardboot_resolved_key"
+    return _by_path(Path(__file__).with_name("resolved_key.py"))
+
+
+def _by_path(path: Path) -> ModuleType:
+    """Return a module of ours: under -P no directory of ours is on sys.path."""
+    name = f"shardboot_{path.stem}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            name, Path(__file__).with_name("resolved_key.py")
-        )
+        spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise ImportError("resolved_key.py is not beside resolve.py")
+            raise ImportError(f"{path} is not there")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+def _server(
+    asker: Asker, words: list[str], args: argparse.Namespace, config: Any, engine: dict[str, Any]
+) -> dict[str, Any]:
+    """Say where HTTP is answered by all words but those that the answer is remembered without."""
+    rules = _by_path(Path(__file__).parents[1] / "engine" / "words.py")
+    kept = [words[i] for i in rules.kept_positions(words, engine["ignorable"])]
+    with _silence(), contextlib.suppress(RejectedError):
+        args = asker.parse(kept)
+    answer: dict[str, Any] = _key().server(config, args)
+    return answer
 
 
 def answer(words: list[str]) -> dict[str, Any]:
@@ -255,6 +270,7 @@ def answer(words: list[str]) -> dict[str, Any]:
         "model": key.model(args),
         "key": key.key(config, engine, environ),
         "layout": key.layout(config, args),
+        "server": _server(asker, words, args, config, engine),
         "load": {
             "format": str(config.load_config.load_format),
             "extra_config": bool(args.model_loader_extra_config),

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import ssl
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,6 +111,26 @@ def layout(config: Any, args: argparse.Namespace) -> dict[str, Any]:
         "dp_local": parallel.data_parallel_size_local,
         "ep": bool(parallel.enable_expert_parallel),
         "headless": bool(args.headless),
+    }
+
+
+def server(config: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Say where HTTP is answered, in the fields of `entrypoint.state.status.Address`.
+
+    `takes_port`: whether --port decides it; with a port a replica, their supervisor has its own.
+    """
+    is_supervised = bool(getattr(args, "data_parallel_multi_port_external_lb", False))
+    no_server = getattr(args, "api_server_count", None) == 0 or getattr(args, "grpc", False)
+    is_follower = getattr(config.parallel_config, "node_rank_within_dp", 0) > 0
+    return {
+        "host": args.host or "",
+        "port": args.data_parallel_supervisor_port if is_supervised else args.port,
+        "takes_port": not is_supervised,
+        "uds": getattr(args, "uds", None) or "",
+        "certfile": args.ssl_certfile or "",
+        "keyfile": args.ssl_keyfile or "",
+        "mutual": int(args.ssl_cert_reqs) == ssl.CERT_REQUIRED,
+        "headless": bool(args.headless or no_server or is_follower),
     }
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.engine.executable import Executable
-from entrypoint.engine.question import distributions, kept_positions, named_files, question
+from entrypoint.engine.question import distributions, named_files, question
+from entrypoint.engine.words import kept_positions
 
 IGNORABLE: dict[str, Json] = {
     "--host": 1,

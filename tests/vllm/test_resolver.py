@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from entrypoint.checkpoint.key import FORMAT, Key
 from entrypoint.engine import resolution
 from entrypoint.engine.executable import find, with_plugin
-from entrypoint.engine.question import kept_positions, question
+from entrypoint.engine.question import question
 from entrypoint.engine.resolution import RESOLVE_PROGRAM, Rejected, Resolution
+from entrypoint.engine.words import kept_positions
 from entrypoint.model.identity import Identity
 from entrypoint.state.memory import Memory
 

@@ -1,0 +1,1 @@
+"""Whether vLLM serves, and what it is at when it does not."""

@@ -1,0 +1,109 @@
+"""One `GET /health`, on the host, port, socket and TLS that vLLM was given.
+
+By hand, since an HTTP library takes longer to import than all else that `health` does.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, NamedTuple
+
+from entrypoint.state.status import Address
+
+OK: Final = 200
+EVERY: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with
+"""vLLM listens on every interface: it is asked on the one that nothing can be in the way of."""
+
+# The key's checks cover /v1 alone, and a root path is stripped by proxies: neither is needed here.
+REQUEST: Final = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+MAX_LINE: Final = 1024
+
+
+class Answer(NamedTuple):
+    """The status of an answer, None without one; and in words."""
+
+    status: int | None
+    text: str
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether vLLM serves."""
+        return self.status == OK
+
+
+def ask(address: Address, seconds: float) -> Answer:
+    """Ask once, for `seconds` in all; whatever goes wrong is an answer as well.
+
+    A server that insists on a client certificate, and does not take its own, is up: it listens
+    only once its engine is ready.
+    """
+    deadline = time.monotonic() + seconds
+    try:
+        with _connected(address, seconds) as connection:
+            connection.sendall(REQUEST)
+            line = _first_line(connection, deadline)
+    except TimeoutError:
+        return Answer(None, f"no answer within {seconds:g} s")
+    except (OSError, OverflowError, ValueError) as error:
+        if address.mutual and "_ALERT_" in str(getattr(error, "reason", "")):
+            return Answer(OK, "up; it wants a client certificate, so it was not asked further")
+        return Answer(None, getattr(error, "strerror", None) or str(error))
+    version, _, rest = line.partition(b" ")
+    if not version.startswith(b"HTTP/") or not rest[:3].isdigit():
+        return Answer(None, "what answers does not speak HTTP")
+    return Answer(int(rest[:3]), f"answers {rest[:3].decode()}")
+
+
+@contextmanager
+def _connected(address: Address, seconds: float) -> Iterator[socket.socket]:
+    with _plain(address, seconds) as plain:
+        if not address.is_tls:
+            yield plain
+            return
+        with _secured(plain, address) as secured:
+            yield secured
+
+
+def _plain(address: Address, seconds: float) -> socket.socket:
+    if not address.uds:
+        host = EVERY.get(address.host, address.host)
+        return socket.create_connection((host, address.port), seconds)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(seconds)
+        connection.connect(address.uds)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _secured(plain: socket.socket, address: Address) -> socket.socket:
+    import ssl  # noqa: PLC0415 - dear, and most servers speak plain HTTP
+
+    # Nothing secret is sent, and the certificate names what clients call, not this host's inside.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if address.mutual:
+        # Where it is not ours to read, the server will say what it thinks of none.
+        with suppress(OSError):
+            context.load_cert_chain(address.certfile or address.keyfile, address.keyfile or None)
+    return context.wrap_socket(plain)
+
+
+def _first_line(connection: socket.socket, deadline: float) -> bytes:
+    data = b""
+    while b"\r\n" not in data and len(data) < MAX_LINE:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        piece = connection.recv(MAX_LINE)
+        if not piece:
+            break
+        data += piece
+    return data.partition(b"\r\n")[0]

@@ -1,0 +1,88 @@
+"""Looking at boots: their files, their lines in the ledger, their processes, and vLLM's answer."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from entrypoint.checkpoint.digest import Json
+from entrypoint.health.ask import ask
+from entrypoint.health.listener import is_another
+from entrypoint.health.standing import Standing, answered, stand
+from entrypoint.state import status as statuses
+from entrypoint.state.ledger import Ledger
+from entrypoint.state.status import Address, Status
+
+
+class Report(NamedTuple):
+    """A boot, None where none left a status, and what it has come to."""
+
+    status: Status | None
+    standing: Standing
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as scripts rely on it; what is not known is null."""
+        status, standing = self.status or Status(), self.standing
+        named = ("boot", "action", "tier", "reason", "checkpoint", "started", "total", "eta")
+        facts = status._asdict()
+        return {
+            "healthy": standing.is_healthy,
+            "phase": standing.phase,
+            "text": standing.text,
+            **{name: facts[name] or None for name in named},
+            "done": status.done if status.total else None,
+            "pid": status.server.pid or None,
+            "address": str(status.address) if self.status else None,
+        }
+
+
+def check(root: Path, status: Status, seconds: float) -> Report:
+    """Find out what a boot has come to, asking vLLM for at most `seconds` where that can tell.
+
+    When it is healthy for the first time, that is noted: in its file and in the ledger.
+    """
+    notes = [note for note in Ledger(root).recent() if note.get("boot") == status.boot]
+    life = status.server.life
+    standing = stand(status, notes, life, time.time())
+    if standing.is_asked:
+        answer = ask(status.address, seconds)
+        is_news = answer.status is not None and not status.healthy
+        if is_news and life == "here" and is_another(status.server.pid, status.address):
+            text = f"{standing.text}; another process answers on {status.address}"
+            standing = standing._replace(text=text)
+        else:
+            standing = answered(standing, status, answer)
+    if standing.is_healthy and not status.healthy:
+        _note_healthy(root, status)
+    statuses.touch(root, status.boot)
+    return Report(status, standing)
+
+
+def _note_healthy(root: Path, status: Status) -> None:
+    """Note the first answer; where nothing can be kept, it is the first one again next time."""
+    now = round(time.time(), 3)
+    with contextlib.suppress(OSError):
+        statuses.write(root, status._replace(healthy=now))
+        seconds = round(now - status.started, 3)
+        entry: dict[str, Json] = {"boot": status.boot, "event": "healthy", "time": now}
+        Ledger(root).append(entry | {"seconds": seconds})
+
+
+def check_default(root: Path, seconds: float) -> Report:
+    """Ask where vLLM answers by default: all that is left where no boot left a status."""
+    address = Address(assumed=True)
+    answer = ask(address, seconds)
+    if answer.is_ok:
+        standing = Standing("serving", f"vLLM's default {address}", is_healthy=True)
+    else:
+        text = f"no boot left a status in {root}; vLLM's default {address}: {answer.text}"
+        standing = Standing("unknown", text)
+    return Report(None, standing)
+
+
+def check_meant(root: Path, seconds: float, *, is_off: bool) -> Report:
+    """Check the boot that is meant where several left a status; `is_off`: shardboot keeps none."""
+    status = None if is_off else statuses.meant(statuses.read_all(root))
+    return check_default(root, seconds) if status is None else check(root, status, seconds)

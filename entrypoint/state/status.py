@@ -1,0 +1,269 @@
+"""What a boot is at, for whoever asks meanwhile: one small file a boot, always whole.
+
+    STATE-DIR/status/BOOT.json
+
+A file a boot, since several servers may share one state directory. exec keeps the pid, so that the
+file stays true of vLLM; what vLLM comes to afterwards stands in the ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
+
+from entrypoint.checkpoint.digest import Json
+from entrypoint.checkpoint.foreign import read_bounded
+from entrypoint.state import process
+from entrypoint.state.files import write_json
+
+PROGRESS_SECONDS: Final = 1.0
+"""Between two writes about one step."""
+
+MAX_FILES: Final = 32
+MAX_STATUS_BYTES: Final = 64 * 1024
+MAX_TEXT: Final = 500
+PUBLIC: Final = 0o644
+"""No secret, and an operator who is root marks what the service user must read."""
+
+Life = Literal["here", "elsewhere", "gone"]
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+class Address(NamedTuple):
+    """Where vLLM answers HTTP: on a Unix socket, else on a host ("" for every interface) and port.
+
+    `certfile` or `keyfile` mean TLS, `mutual` that clients need a certificate as well. `headless`
+    speaks no HTTP at all. `assumed`: vLLM was not asked, so what no word says is its default.
+    """
+
+    host: str = ""
+    port: int = 8000
+    uds: str = ""
+    certfile: str = ""
+    keyfile: str = ""
+    mutual: bool = False
+    headless: bool = False
+    assumed: bool = False
+
+    def __str__(self) -> str:
+        scheme = "https" if self.is_tls else "http"
+        if self.uds:
+            return f"{scheme}+unix:{self.uds}"
+        host = f"[{self.host}]" if ":" in self.host else self.host or "*"
+        return f"{scheme}://{host}:{self.port}"
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether uvicorn serves TLS: one of the two is enough for it."""
+        return bool(self.certfile or self.keyfile)
+
+
+class Server(NamedTuple):
+    """The process that boots and then is vLLM: a pid alone is reused, and means another elsewhere.
+
+    `start` in clock ticks since the host's boot `host_boot`; `namespace` is the one of its pid.
+    """
+
+    pid: int = 0
+    start: int = 0
+    namespace: str = ""
+    host_boot: str = ""
+
+    @classmethod
+    def this(cls) -> Server:
+        """Return this process."""
+        pid = os.getpid()
+        return cls(pid, process.started(pid) or 0, _namespace(), process.host_boot())
+
+    @property
+    def life(self) -> Life:
+        """Whether it still runs; `elsewhere` where its pid is another container's."""
+        if self.host_boot != process.host_boot():
+            return "gone"
+        if self.namespace != _namespace():
+            return "elsewhere"
+        return "here" if process.is_alive(self.pid, self.start) else "gone"
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+class Status(NamedTuple):
+    """One boot, as far as it knows itself. Times are seconds since 1970, `eta` seconds, 0 unknown.
+
+    `phase`: deciding, waiting, copying, verifying, saving, proving, publishing, starting (vLLM),
+    failed. `since` is its beginning. `tier` is where the weights come from: local, shared, saved,
+    source. `healthy` is when vLLM first answered, 0 before.
+    """
+
+    boot: str = ""
+    phase: str = ""
+    text: str = ""
+    action: str = ""
+    tier: str = ""
+    reason: str = ""
+    checkpoint: str = ""
+    done: int = 0
+    total: int = 0
+    eta: float = 0.0
+    started: float = 0.0
+    since: float = 0.0
+    updated: float = 0.0
+    healthy: float = 0.0
+    server: Server = Server()
+    address: Address = Address()
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as it lies on disk."""
+        plain = self._asdict()
+        return plain | {"server": self.server._asdict(), "address": self.address._asdict()}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Status | None:
+        """Return what a file says, its odd fields at their defaults; None when it names no boot."""
+        found = _filled(cls(), value)
+        if not found.boot or not isinstance(value, dict):
+            return None
+        return found._replace(
+            server=_filled(Server(), value.get("server")),
+            address=_filled(Address(), value.get("address")),
+        )
+
+
+def _filled(base: T, value: Json) -> T:
+    """Return `base` with the fields of `value` that have the type they ought to have."""
+    named = cast("Any", base)
+    if not isinstance(value, dict):
+        return base
+    found = {}
+    for name, default in named._asdict().items():
+        given = value.get(name)
+        if type(given) is type(default) and (type(given) is not float or isfinite(given)):
+            found[name] = given
+    return cast("T", named._replace(**found))
+
+
+class Reporter:
+    """Keeps the status file of one boot; without a `root`, or where it cannot, it keeps none."""
+
+    def __init__(self, root: Path | None, boot: str, address: Address) -> None:
+        self.root = root
+        self.is_kept = root is not None
+        now = time.time()
+        self.status = Status(boot=boot, started=now, address=address)
+        if root is not None:
+            self.status = self.status._replace(server=Server.this())
+            forget_oldest(root)
+        self._begun = self._written = time.monotonic()
+
+    def know(self, **facts: Any) -> None:
+        """Learn what the next write shall say: `action`, `tier`, `reason`, `address` and such."""
+        self.status = self.status._replace(**facts)
+
+    def phase(self, phase: str, text: str = "", **facts: Any) -> None:
+        """Say that a phase begins, or what it is at now."""
+        status = self.status._replace(text=text[:MAX_TEXT], **facts)
+        if phase != status.phase:
+            status = status._replace(phase=phase, since=time.time(), done=0, total=0, eta=0.0)
+            self._begun = time.monotonic()
+        self.status = status
+        self._write()
+
+    def progress(self, done: int, total: int) -> None:
+        """Say how far the phase is, in bytes; most calls cost nothing."""
+        now = time.monotonic()
+        if now - self._written < PROGRESS_SECONDS:
+            return
+        if not done:
+            # What comes before the first byte says nothing about the pace.
+            self._begun = now
+        left = max(0, total - done) * (now - self._begun) / done if done else 0.0
+        self.status = self.status._replace(done=done, total=total, eta=round(left, 1))
+        self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        if self.root is None:
+            return
+        self.status = self.status._replace(updated=round(time.time(), 3))
+        try:
+            write(self.root, self.status)
+        except OSError:
+            self.is_kept = False
+
+
+def write(root: Path, status: Status) -> None:
+    """Replace the file of a boot: whole after a crash, but not kept through a power loss.
+
+    A hit must not wait for the disk, and after a power loss the boot is over. Raises: OSError.
+    """
+    path = _path(root, status.boot)
+    try:
+        write_json(path, status.to_json(), PUBLIC, durable=False)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, status.to_json(), PUBLIC, durable=False)
+
+
+def read_all(root: Path) -> list[Status]:
+    """Return all boots that left a status, newest first; what cannot be read is passed over."""
+    try:
+        names = [name for name in os.listdir(root / "status") if name.endswith(".json")]
+    except OSError:
+        return []
+    found = (_read(root / "status" / name) for name in names if name[0] != ".")
+    return sorted((s for s in found if s is not None), key=lambda s: s.started, reverse=True)
+
+
+def _read(path: Path) -> Status | None:
+    try:
+        found = Status.from_json(json.loads(read_bounded(path, MAX_STATUS_BYTES)))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if found is not None and found.boot == path.stem else None
+
+
+def meant(boots: Iterable[Status]) -> Status | None:
+    """Return the boot that is meant where several left a status: the newest that runs here.
+
+    Else the newest whose process cannot be seen from here, else the newest. `boots`: newest first.
+    """
+    by_life: dict[Life, Status] = {}
+    for status in boots:
+        by_life.setdefault(status.server.life, status)
+    return by_life.get("here") or by_life.get("elsewhere") or by_life.get("gone")
+
+
+def touch(root: Path, boot: str) -> None:
+    """Note that somebody asks about this boot, so that its file is the last one to be forgotten."""
+    with contextlib.suppress(OSError):
+        os.utime(_path(root, boot))
+
+
+def forget_oldest(root: Path) -> None:
+    """Keep the files that were written or asked about last.
+
+    By use and not by life: the pid of another container's server says nothing here.
+    """
+    directory = root / "status"
+    with contextlib.suppress(OSError):
+        if len(os.listdir(directory)) <= MAX_FILES:
+            return
+        entries = sorted(os.scandir(directory), key=lambda e: e.stat().st_mtime, reverse=True)
+        for entry in entries[MAX_FILES:]:
+            os.unlink(entry.path)
+
+
+def _path(root: Path, boot: str) -> Path:
+    return root / "status" / f"{boot}.json"

@@ -1,0 +1,197 @@
+"""Commands that watch boots: `status`, `wait` and `health`. They import little, and often run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from entrypoint import config
+from entrypoint.health.check import Report, check, check_default, check_meant
+from entrypoint.health.standing import OVER, Standing
+from entrypoint.options import emit, is_off, settings_as_user, with_format, with_settings
+from entrypoint.state import status as statuses
+from entrypoint.state.status import Status
+
+ASK_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 0.3
+SAY_SECONDS: Final = 5.0
+SLACK_SECONDS: Final = 2.0
+"""A boot may have begun that much before the `wait` that was started beside it, and be over."""
+
+GRACE_SECONDS: Final = 10.0
+"""Time for a boot to leave its first status; then what else is there counts."""
+
+STALL_SECONDS: Final = 1800.0
+"""What does not move for so long makes no progress; compiling a large model takes minutes."""
+
+EXTENSION_SECONDS: Final = 60
+
+
+def _seconds(_ctx: click.Context, _parameter: click.Parameter, word: str) -> float:
+    try:
+        return config.seconds(word)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def timeout(default: str, meaning: str) -> Callable[..., Any]:
+    """Give a command a bound."""
+    return click.option(
+        "--timeout",
+        default=default,
+        callback=_seconds,
+        metavar="TIME",
+        show_default=True,
+        help=meaning,
+    )
+
+
+def for_state(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the state directory, and a choice of how to print."""
+    return with_format(with_settings(command, only=("state_dir",)))
+
+
+@click.command()
+@for_state
+@timeout("5s", "how long vLLM may take to answer")
+@click.pass_context
+def health(ctx: click.Context, /, output: str, timeout: float, **flags: Any) -> int:
+    """Exit 0 if vLLM serves, else 1; say what it is at. For HEALTHCHECK and probes."""
+    environ = ctx.obj["environ"]
+    root = settings_as_user(flags, environ).state_dir
+    report = check_meant(root, timeout, is_off=is_off(environ))
+    emit(output, report.to_json(), report.standing.line)
+    return 0 if report.standing.is_healthy else 1
+
+
+@click.command()
+@for_state
+@click.pass_context
+def status(ctx: click.Context, /, output: str, **flags: Any) -> None:
+    """Show what boots are at: all that run, and the last one that does not."""
+    root = settings_as_user(flags, ctx.obj["environ"]).state_dir
+    boots = statuses.read_all(root)
+    running = [boot for boot in boots if boot.server.life != "gone"]
+    ended = [boot for boot in boots if boot.server.life == "gone"][:1]
+    reports = [check(root, boot, ASK_SECONDS) for boot in running + ended]
+    lines = [_row(report) for report in reports]
+    emit(
+        output,
+        [report.to_json() for report in reports],
+        "\n".join(lines) or f"{root}: no boot left a status",
+    )
+
+
+def _row(report: Report) -> str:
+    boot = report.status or Status()
+    begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(boot.started))
+    facts = f"pid {boot.server.pid:<8}{boot.tier or '-':<7} {boot.checkpoint or '-'}"
+    return f"{begun}  {facts}  {report.standing.line}"
+
+
+@click.command()
+@for_state
+@timeout("1h", "how long to wait")
+@click.pass_context
+def wait(ctx: click.Context, /, output: str, timeout: float, **flags: Any) -> int:
+    """Wait until vLLM serves. Exit 1 when the boot failed, or at the timeout.
+
+    For scripts and for ExecStartPost; may be started before `serve` is.
+    """
+    environ = ctx.obj["environ"]
+    vigil = Vigil(settings_as_user(flags, environ).state_dir, environ)
+    teller = Teller(environ, is_silent=output == "json")
+    deadline = time.monotonic() + timeout
+    report = vigil.look()
+    while not report.standing.is_healthy and report.standing.phase not in OVER:
+        if time.monotonic() > deadline:
+            text = f"{report.standing.text}; gave up after {timeout:g} s"
+            report = report._replace(standing=report.standing._replace(text=text))
+            break
+        teller.tell(report)
+        time.sleep(POLL_SECONDS)
+        report = vigil.look()
+    emit(output, report.to_json(), report.standing.line)
+    return 0 if report.standing.is_healthy else 1
+
+
+class Vigil:
+    """Finds the boot that a `wait` was started beside, and looks at it."""
+
+    def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
+        self.root = root
+        self.is_off = is_off(environ)
+        # systemd tells ExecStartPost whom it has just started.
+        self.main_pid = environ.get("MAINPID", "")
+        self.begun = time.time()
+
+    def look(self) -> Report:
+        """Find out what the boot is at; nobody knows which one it is before it left a status."""
+        if self.is_off:
+            return check_default(self.root, ASK_SECONDS)
+        found = self._found(statuses.read_all(self.root))
+        if found is not None:
+            return check(self.root, found, ASK_SECONDS)
+        if time.time() - self.begun > GRACE_SECONDS:
+            return check_default(self.root, ASK_SECONDS)
+        return Report(None, Standing("unknown", f"no boot has left a status in {self.root} yet"))
+
+    def _found(self, boots: list[Status]) -> Status | None:
+        """Return the boot that is meant; one that was over before this began is another one."""
+        started = [boot for boot in boots if str(boot.server.pid) == self.main_pid]
+        if started or (self.main_pid and time.time() - self.begun < GRACE_SECONDS):
+            boots = started
+        found = statuses.meant(boots)
+        if found is None or found.started > self.begun - SLACK_SECONDS:
+            return found
+        return None if found.server.life == "gone" else found
+
+
+class Teller:
+    """Says what a boot is at when its phase changes, else every few seconds."""
+
+    def __init__(self, environ: Mapping[str, str], *, is_silent: bool) -> None:
+        self.environ, self.is_silent = environ, is_silent
+        self.phase = self.line = ""
+        self.place: tuple[str, int] = ("", 0)
+        self.told = self.moved = time.monotonic()
+
+    def tell(self, report: Report) -> None:
+        """Tell people, and systemd where it listens, that there is more to wait for."""
+        now, standing = time.monotonic(), report.standing
+        place = (standing.phase, report.status.done if report.status else 0)
+        if place != self.place:
+            self.place, self.moved = place, now
+        if standing.phase == self.phase and now - self.told < SAY_SECONDS:
+            return
+        self.phase, self.told = standing.phase, now
+        if standing.line != self.line and not self.is_silent:
+            click.echo(standing.line)
+        self.line = standing.line
+        notify(self.environ, standing.line, is_moving=now - self.moved < STALL_SECONDS)
+
+
+def notify(environ: Mapping[str, str], line: str, *, is_moving: bool) -> None:
+    """Tell systemd the line (sd_notify(3)), and while things move, to be patient."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    import socket  # noqa: PLC0415 - only under systemd
+
+    state = f"STATUS={line}\n"
+    if is_moving:
+        state += f"EXTEND_TIMEOUT_USEC={EXTENSION_SECONDS * 1_000_000}\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, suppress(OSError):
+        channel.settimeout(POLL_SECONDS)
+        # "@" stands for the NUL that begins an abstract name.
+        channel.sendto(state.encode(), address.replace("@", "\0", 1))
+
+
+COMMANDS: Final[dict[str, click.Command]] = {
+    command.name or "": command for command in (status, wait, health)
+}
