@@ -10,6 +10,7 @@ import os
 import time
 
 from entrypoint.checkpoint.digest import Json
+from entrypoint.errors import one_line
 
 
 class Log:
@@ -24,7 +25,7 @@ class Log:
             entry = {"time": round(time.time(), 3), "boot": self.boot, "event": event}
             self._write(json.dumps(entry | {"message": text} | fields))
         else:
-            self._write(f"shardboot: {event}: {text}")
+            self._write(f"shardboot: {event}: {one_line(text)}")
 
     def _write(self, line: str) -> None:
         # One write, so that lines of several processes never mix; a closed stderr is no failure.

@@ -1,10 +1,21 @@
-"""Reading files that somebody else may have put there: bounded, regular, no link followed."""
+"""Reading what somebody else may have put there: files bounded, regular, no link followed."""
 
 from __future__ import annotations
 
 import os
 import stat
 from pathlib import Path
+from typing import Final
+
+MALFORMED: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What Python raises at JSON that is not what a reader takes for granted."""
 
 
 def read_bounded(path: Path, limit: int) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 
 from entrypoint.checkpoint import index
 from entrypoint.checkpoint.digest import Json, canonical, digest_bytes
+from entrypoint.checkpoint.foreign import MALFORMED
 from entrypoint.checkpoint.index import TensorEntry
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import checkpoint_name, layout_of
@@ -63,7 +64,7 @@ def decode(data: bytes) -> Fragment:
             decisions=document["decisions"],
             seconds=float(document["seconds"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except MALFORMED as error:
         msg = f"a rank's fragment cannot be read: {error}"
         raise SaveError(msg) from None
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from entrypoint.checkpoint.foreign import MALFORMED
 from entrypoint.checkpoint.index import MAX_HEADER_BYTES
 from entrypoint.errors import DamagedError
 
@@ -37,6 +38,11 @@ BITS = {
     "F64": 64,
     "C64": 64,
 }
+
+
+MAX_DIMENSIONS = 64
+MAX_COUNT = 1 << 63
+"""Torch's own bounds of a shape; multiplying endless ones would take for ever."""
 
 
 class Slice(NamedTuple):
@@ -94,7 +100,7 @@ def parse(text: bytes, size: int, where: str) -> dict[str, Slice]:
     """
     try:
         entries = sorted(_entries(json.loads(text)), key=lambda entry: (entry[3], entry[4]))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except MALFORMED as error:
         raise DamagedError(f"{where}: header is not safetensors: {str(error)[:80]}") from None
     start = 8 + len(text)
     slices: dict[str, Slice] = {}
@@ -117,7 +123,8 @@ def _entries(table: dict[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...],
             continue
         begin, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
-        if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        odd = not all(type(n) is int and 0 <= n < MAX_COUNT for n in (*shape, begin, end))
+        if odd or len(shape) > MAX_DIMENSIONS:
             msg = f"{name[:80]!r} has an odd shape or offset"
             raise ValueError(msg)
         yield name, str(entry["dtype"]), shape, begin, end

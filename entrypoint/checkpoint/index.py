@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from entrypoint.checkpoint.digest import Json, canonical
+from entrypoint.checkpoint.foreign import MALFORMED
 from entrypoint.errors import ManifestError
 
 MAX_INDEX_BYTES = 512 * 1024 * 1024
@@ -64,14 +65,7 @@ def decode(data: bytes) -> tuple[TensorEntry, ...]:
             for name, entries in document["tensors"].items()
             for entry in entries
         )
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except MALFORMED as error:
         msg = f"index.json: not an index of schema 1: {str(error)[:120]}"
         raise ManifestError(msg) from None
 

@@ -78,7 +78,7 @@ def _safe(word: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", word).strip(".") or "model"
 
 
-GENERATION = re.compile(r"(?P<base>.+?)(?:-g(?P<generation>[2-9]|[1-9]\d+))?")
+GENERATION = re.compile(r"(?P<base>.+?)(?:-g(?P<generation>[2-9]|[1-9][0-9]+))?")
 
 
 def generation_of(name: str) -> tuple[str, int]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
 from entrypoint.checkpoint.digest import Json, digest_json
+from entrypoint.checkpoint.foreign import MALFORMED
 from entrypoint.errors import ProofError
 
 Side = Literal["source", "checkpoint", "control"]
@@ -59,7 +60,7 @@ def read(ranks: Sequence[bytes], answers: bytes) -> dict[str, Item]:
                 for name, entry in document[stage].items():
                     items[f"rank {document['rank']} {stage} {name}"] = _item(entry)
         items |= dict(_answers(json.loads(answers)))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         msg = f"evidence cannot be read: {error}"
         raise ProofError(msg) from None
     return items

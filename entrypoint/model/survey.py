@@ -132,7 +132,7 @@ def _is_checkpoint(directory: Path) -> bool:
         return False
     try:
         document = json.loads(path.read_bytes())
-    except ValueError:
+    except (RecursionError, ValueError):
         return False
     return isinstance(document, dict) and {"schema", "key_digest", "files"} <= document.keys()
 

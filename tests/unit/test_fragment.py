@@ -62,7 +62,10 @@ def test_ranks_that_decided_differently_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"{}", b"[]", b"\xff", b'{"rank": 0}', b'{"rank": "x"}', rank(0).encode()[:-20]],
+    [
+        *(b"", b"{}", b"[]", b"\xff", b'{"rank": 0}', b'{"rank": "x"}', rank(0).encode()[:-20]),
+        *(b'{"rank": Infinity}', b"[" * 100_000),
+    ],
 )
 def test_what_is_no_fragment_is_a_failed_save(data: bytes) -> None:
     with pytest.raises(SaveError, match="fragment"):

@@ -151,6 +151,8 @@ ODD: list[tuple[str, object]] = [
     ("shape a word", {"x": entry(shape="four")}),
     ("shape null", {"x": entry(shape=None)}),
     ("shape huge", {"x": entry(shape=[10**30])}),
+    ("shape huge and empty", {"a": entry(shape=[0, 1 << 63], offsets=(0, 0)), "x": entry()}),
+    ("shape endless", {"x": entry(shape=[1] * 64 + [4])}),
     ("gap before", {"x": entry(offsets=(1, 5))}),
     ("gap between", {"x": entry(shape=[2], offsets=(0, 2)), "y": entry(offsets=(3, 7))}),
     ("overlap", {"x": entry(), "y": entry(offsets=(2, 6))}),

@@ -114,6 +114,7 @@ def test_a_generation_comes_back_from_its_name(base: str, generation: int) -> No
         ("x-g1", ("x-g1", 1)),
         ("x-g0", ("x-g0", 1)),
         ("x-g02", ("x-g02", 1)),
+        ("x-g1٣", ("x-g1٣", 1)),
         ("x-g2-g3", ("x-g2", 3)),
         ("-g2", ("-g2", 1)),
         ("", ("", 1)),

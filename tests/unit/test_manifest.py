@@ -136,6 +136,10 @@ def repeat_a_file(document: Document) -> None:
     document["files"].append(document["files"][-1])
 
 
+def everybody_is_a_rank(document: Document) -> None:
+    document["layout"] = {"tp": 1 << 16, "pp": 1 << 16, "world": 1 << 32}
+
+
 def no_index(document: Document) -> None:
     document["files"] = [f for f in document["files"] if f["role"] != "index"]
 
@@ -153,7 +157,10 @@ HOSTILE: list[tuple[str, Callable[[Document], None], str]] = [
         (f"no {field}", drop(field), rf"{field.rpartition('.')[2]}: missing")
         for field in ("name", "key", "save", "key.tp", "layout.world", "files.0.size")
     ),
-    *((f"schema {schema!r}", put("schema", schema), "schema") for schema in (2, "1", None)),
+    *(
+        (f"schema {schema!r}", put("schema", schema), "schema")
+        for schema in (2, "1", None, True, 1.0)
+    ),
     ("no files", put("files", []), "files"),
     ("files no list", put("files", {}), "files"),
     ("a file no object", put("files.0", "x"), "files"),
@@ -161,10 +168,15 @@ HOSTILE: list[tuple[str, Callable[[Document], None], str]] = [
     ("a gap in parts", drop("files.0"), "rank 0"),
     ("a rank beyond the world", put("layout.world", 1), "layout.world"),
     ("layout of another key", put("key.tp", 4), "key_digest|layout"),
+    ("world true", put("layout.world", True), "layout.world"),
+    ("world a float", put("layout.world", 2.0), "layout.world"),
+    ("more ranks than files can be", everybody_is_a_rank, "layout.world"),
     ("tp 0", put("layout.tp", 0), "layout"),
     ("tp huge", put("layout.tp", 10**9), "layout.tp"),
     ("rank of another file", put("files.0.rank", 1), "rank"),
     ("rank is text", put("files.0.rank", "0"), "rank"),
+    ("rank is false", put("files.0.rank", False), "rank"),
+    ("part is a float", put("files.0.part", 0.0), "part"),
     ("weights as model", put("files.0.role", "model"), "files"),
     ("role unknown", put("files.4.role", "code"), "role"),
     ("manifest lists itself", put("files.4.path", "manifest.json"), "path"),

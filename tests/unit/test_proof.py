@@ -115,7 +115,14 @@ def test_an_engine_that_cannot_be_asked_is_said_in_the_proof() -> None:
     assert kept["unprobed"] == ["rank 0 after m", "answers"]
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"rank": 0, "before": 3, "after": {}}'])
+ENDLESS = b'{"rank": 0, "before": {"w": {"sketch": [1' + b"0" * 400 + b"]}}}"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{}", b'{"rank": 0, "before": 3, "after": {}}', b"[" * 100_000, ENDLESS],
+    ids=lambda data: repr(data[:12]),
+)
 def test_odd_evidence_is_an_error_of_ours(data: bytes) -> None:
     with pytest.raises(ProofError):
         read([data], b"{}")

@@ -95,9 +95,10 @@ def test_a_checkpoint_is_known_by_its_manifest(tmp_path: Path) -> None:
     assert names(found) == ([], [])
 
 
-def test_a_manifest_of_another_kind_makes_no_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ['{"name": "a web app"}', "[" * 100_000], ids=["app", "nested"])
+def test_a_manifest_of_another_kind_makes_no_checkpoint(tmp_path: Path, text: str) -> None:
     fill(tmp_path, "config.json", "model.safetensors")
-    (tmp_path / "manifest.json").write_text('{"name": "a web app"}')
+    (tmp_path / "manifest.json").write_text(text)
     found = look(tmp_path)
     assert not found.is_checkpoint
     assert names(found) == (["model.safetensors"], ["config.json"])
