@@ -28,6 +28,7 @@ STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 ROOMS: Final = {
     "operate": ("plan", "save", "pull", "push", "prove"),
     "inventory": ("list", "show", "verify", "reject", "unreject"),
+    "keep": ("gc", "pin", "unpin"),
     "watch": ("status", "wait", "health"),
 }
 """Modules with a table `COMMANDS`, and what stands in it."""

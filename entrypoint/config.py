@@ -36,6 +36,8 @@ class Settings(NamedTuple):
     file_mode: int
     max_bytes: int | None
     reserve_bytes: int
+    grace: float
+    shared_grace: float
     size_per_file: int
     save_timeout: float
     quarantine_after: int
@@ -198,6 +200,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("file_mode", "0640", _mode, "mode of a checkpoint's files", "OCTAL"),
     Option("max_bytes", "", _optional_bytes, "most bytes the local store may hold", "SIZE"),
     Option("reserve_bytes", "1GiB", _bytes, "free space that must stay on its disk", "SIZE"),
+    Option("grace", "1h", seconds, "what is younger is never collected", "TIME"),
+    Option("shared_grace", "7d", seconds, "the same in the shared store", "TIME"),
     Option("size_per_file", "4GiB", _file_bytes, "largest shard file a save writes", "SIZE"),
     Option("save_timeout", "1h", seconds, "longest a save may take", "TIME"),
     Option(

@@ -21,12 +21,15 @@ from entrypoint.errors import (
 )
 from entrypoint.log import human_bytes
 from entrypoint.options import emit, settings_as_user, with_format, with_settings
+from entrypoint.state.attempts import UNUSED
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.memory import Memory
 from entrypoint.state.rejections import Rejections
+from entrypoint.store import pins
 from entrypoint.store.base import open_store
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import check, find_by_name, remember_look
+from entrypoint.store.survey import uses_here, who_uses
 
 
 def store_of(settings: Settings, *, shared: bool) -> DirectoryStore:
@@ -53,8 +56,10 @@ def for_stores(command: Callable[..., Any]) -> Callable[..., Any]:
 @for_stores
 @click.pass_context
 def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> None:
-    """List all complete checkpoints, newest first."""
-    store = store_of(settings_as_user(flags, ctx.obj["environ"]), shared=in_shared)
+    """List all complete checkpoints, newest first, and those that must stay."""
+    settings = settings_as_user(flags, ctx.obj["environ"])
+    store = store_of(settings, shared=in_shared)
+    uses, pinned = uses_here(settings.state_dir), pins.pinned(store.root)
     rows: list[Json] = []
     lines: list[str] = []
     for name in store.names():
@@ -64,16 +69,20 @@ def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> 
             rows.append({"name": name, "error": str(error)})
             lines.append(f"{name}  unreadable: {error}")
             continue
+        running, _ = who_uses(store.path(name), uses.get(manifest.digest, UNUSED))
         rows.append(
             {
                 "name": name,
+                "pinned": name in pinned,
+                "running": bool(running),
                 "bytes": manifest.size,
                 "files": len(manifest.files),
                 "created_at": manifest.created_at,
                 "manifest": manifest.digest,
             }
         )
-        lines.append(f"{name}  {human_bytes(manifest.size)}  {manifest.created_at}")
+        marks = ("  pinned" if name in pinned else "") + ("  running" if running else "")
+        lines.append(f"{name}  {human_bytes(manifest.size)}  {manifest.created_at}{marks}")
     emit(output, rows, "\n".join(lines) or f"{store.where}: no checkpoints")
 
 

@@ -29,8 +29,6 @@ from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import find_by_name
 
 PROGRESS_SECONDS: Final = 5.0
-STALE_SECONDS: Final = 3600.0
-"""Staging that nobody holds and nobody has touched for so long is what a killed boot left."""
 
 
 def alone(
@@ -60,7 +58,7 @@ def alone(
         boot.status.phase("waiting", text)
 
     with lock.exclusive(path, boot.settings.save_timeout, on_wait):
-        for left in sweep(boot.settings.local_dir, STALE_SECONDS):
+        for left in sweep(boot.settings.local_dir, boot.settings.grace, boot.settings.dir_mode):
             boot.log.line("store.swept", f"{left}: nobody was building it any more")
         made = _made_meanwhile(boot, assessment)
         return made or perform(boot, assessment, action)
@@ -86,7 +84,26 @@ def copy_here(boot: Boot, assessment: Assessment, action: Action) -> Manifest:
     if isinstance(local, Damaged) and local.name == action.manifest.name:
         # Its sizes may be right: staging would take it for the same bytes, and keep it.
         assessment.local_store.retire(local.name)
+    _make_room(boot, assessment, action.manifest.size, action.manifest.name)
     return transport(boot, assessment.shared_store, assessment.local_store, action.manifest, "copy")
+
+
+def _make_room(boot: Boot, assessment: Assessment, needed: int, wanted: str | None) -> None:
+    """Have room in the local store, evicting what was served least recently if it must be.
+
+    Raises: SpaceError, StoreError.
+    """
+    from entrypoint.store import collect, space  # noqa: PLC0415 - a hit needs neither
+
+    settings = boot.settings
+    collect.make_room(
+        assessment.local_store,
+        settings.state_dir,
+        needed,
+        space.Limits(settings.reserve_bytes, settings.max_bytes),
+        wanted,
+        lambda text: boot.log.line("space.evicted", text),
+    )
 
 
 def transport(
@@ -98,14 +115,12 @@ def transport(
 ) -> Manifest:
     """Copy one checkpoint between stores, verified in the stream; return it as published.
 
-    When this raises, `target` is as it was.
+    When this raises, `target` is as it was. It must have room.
     """
-    from entrypoint.store import space, transfer  # noqa: PLC0415 - a hit needs neither
+    from entrypoint.store import transfer  # noqa: PLC0415 - a hit copies nothing
 
     entries = manifest.files_for(manifest.layout.ranks)
-    total = sum(entry.size for entry in entries)
-    settings = boot.settings
-    space.require_room(target.root, total, settings.reserve_bytes, settings.max_bytes)
+    total = manifest.size
     boot.status.phase("copying" if verb == "copy" else "publishing")
     progress = _Progress(boot, verb, total)
     with target.stage(manifest.name) as staging:
@@ -117,15 +132,12 @@ def transport(
 
 def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
     """Save a checkpoint from the source into the local store; publish it if so told."""
-    from entrypoint import saver  # noqa: PLC0415 - a hit needs neither
-    from entrypoint.store import space  # noqa: PLC0415
+    from entrypoint import saver  # noqa: PLC0415 - a hit saves nothing
 
     resolution, settings, log = assessment.resolution, boot.settings, boot.log
     assert resolution is not None
     expected = sum(file.size for file in assessment.source.here.weights)
-    space.require_room(
-        assessment.local_store.root, expected, settings.reserve_bytes, settings.max_bytes
-    )
+    _make_room(boot, assessment, expected, None)
 
     boot.status.phase("saving")
     said = time.monotonic()
@@ -175,10 +187,17 @@ def _publish(boot: Boot, assessment: Assessment, manifest: Manifest) -> None:
 
 
 def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
-    """Copy a local checkpoint to the shared store. Raises: ConfigError without one."""
+    """Copy a local checkpoint to the shared store, where other nodes' are never evicted.
+
+    Raises: ConfigError without one; SpaceError.
+    """
+    from entrypoint.store import space  # noqa: PLC0415 - a hit pushes nothing
+
     if assessment.shared_store is None:
         msg = "there is no shared store"
         raise ConfigError(msg, hint="set --shared")
+    limits = space.Limits(boot.settings.reserve_bytes)
+    space.require_room(assessment.shared_store.root, manifest.size, limits)
     return transport(boot, assessment.local_store, assessment.shared_store, manifest, "push")
 
 

@@ -91,7 +91,7 @@ class DirectoryStore:
         try:
             from entrypoint.store import publish  # noqa: PLC0415 - a hit retires nothing
 
-            publish.retire(self.root, name)
+            publish.retire(self.root, name, self.dir_mode)
         except OSError as error:
             raise self._failure(error, name) from error
 

@@ -118,18 +118,40 @@ def _still_is(descriptor: int, path: Path, expected: str) -> None:
         raise DamagedError(f"{path}: expected the manifest {expected}, found {found}")
 
 
-def is_free(checkpoint: Path) -> bool:
-    """Tell whether no server holds the checkpoint; True where locks lie. Changes nothing."""
+@contextlib.contextmanager
+def sole(checkpoint: Path) -> Iterator[OSError | None]:
+    """Hold the exclusive lock on the manifest of `checkpoint`; yield why not, where it is not had.
+
+    BlockingIOError means that a server holds it; any other error, that nobody can tell. Waits for
+    nobody, and changes nothing.
+    """
+    path = checkpoint / MANIFEST
     try:
-        descriptor = os.open(checkpoint / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return True
+        descriptor = _open_to_lock(path)
+    except OSError as error:
+        yield error
+        return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            yield error
+        else:
+            yield None
     finally:
         os.close(descriptor)
-    return True
+
+
+def _open_to_lock(path: Path) -> int:
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        # NFS gives an exclusive lock only to those who may write (flock(2)).
+        return os.open(path, os.O_RDWR | flags)
+    except OSError:
+        return os.open(path, os.O_RDONLY | flags)
+
+
+def is_free(checkpoint: Path) -> bool:
+    """Tell whether no server holds the checkpoint; True where locks lie. Changes nothing."""
+    with sole(checkpoint) as obstacle:
+        return not isinstance(obstacle, BlockingIOError)

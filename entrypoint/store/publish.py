@@ -88,7 +88,11 @@ def _settle(name: str, directory: int, mode: int) -> None:
 
 
 def publish(
-    root: Path, staged: Path, manifest: Manifest, held: Collection[int], file_mode: int
+    root: Path,
+    staged: Path,
+    manifest: Manifest,
+    held: Collection[int],
+    modes: tuple[int, int],
 ) -> CommitResult:
     """Write the manifest into `staged` and rename it to the first name that is free for it.
 
@@ -101,15 +105,16 @@ def publish(
     base, first = generation_of(manifest.name)
     for generation in itertools.count(first):
         candidate = manifest.renamed(with_generation(base, generation))
-        outcome = _claim(root, staged, candidate, ranks, file_mode)
+        outcome = _claim(root, staged, candidate, ranks, modes)
         if outcome is not None:
             return CommitResult(candidate.name, root / candidate.name, outcome)
     raise AssertionError  # pragma: no cover - count() does not end
 
 
 def _claim(
-    root: Path, staged: Path, candidate: Manifest, held: set[int], file_mode: int
+    root: Path, staged: Path, candidate: Manifest, held: set[int], modes: tuple[int, int]
 ) -> Literal["committed", "existed"] | None:
+    dir_mode, file_mode = modes
     target = root / candidate.name
     encoded = candidate.encode()
     for _ in range(_LOOKS):
@@ -120,7 +125,7 @@ def _claim(
                 return None
             case "damaged":
                 held |= _adopt(target, staged, candidate, held)
-                retire(root, candidate.name)
+                retire(root, candidate.name, dir_mode)
             case "free":
                 _say_ranks(staged, candidate, held, file_mode)
                 _write(staged, MANIFEST, encoded, file_mode)
@@ -210,19 +215,20 @@ def ranks_held(directory: Path) -> set[int] | None:
     return {r for r in ranks if isinstance(r, int)} if isinstance(ranks, list) else set()
 
 
-def retire(root: Path, name: str) -> None:
+def retire(root: Path, name: str, dir_mode: int = tree.DIR_MODE) -> None:
     """Take a published name away at once; its files stay in the trash until a sweep.
 
     Nothing happens if somebody else was faster. Raises: OSError.
     """
     with contextlib.suppress(FileNotFoundError):
-        discard(root, root / name, f"{name[:200]}.{os.urandom(4).hex()}")
+        discard(root, root / name, f"{name[:200]}.{os.urandom(4).hex()}", dir_mode)
         tree.sync_directory(root)
 
 
-def discard(root: Path, path: Path, unique: str) -> None:
+def discard(root: Path, path: Path, unique: str, dir_mode: int) -> None:
     """Move a directory of the store into its trash, as `unique`. Raises: OSError."""
-    tree.make_hidden(root, TRASH, 0o700)
+    # Whoever may write into the store must be able to collect there.
+    tree.make_hidden(root, TRASH, dir_mode)
     path.rename(root / TRASH / unique)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, decode
@@ -15,51 +16,83 @@ from entrypoint.store.publish import ranks_held
 
 _LOOKS = 5
 _LOOK_SECONDS = 0.1
-_HINT = "collect old checkpoints (`shardboot gc`), or give the store more room"
+HINT = "collect old checkpoints (`shardboot gc`), or give the store more room"
 
 
-def require_room(root: Path, needed: int, reserve: int, max_bytes: int | None) -> None:
-    """Refuse unless `needed` more bytes fit: on the disk beside `reserve`, and in `max_bytes`.
+class Limits(NamedTuple):
+    """What must stay free on the disk, and how much the store may hold at most; in bytes."""
 
-    A pod's limit is invisible to statvfs, hence the store's own bound.
-    Raises: SpaceError with the numbers; StoreError.
+    reserve: int
+    most: int | None = None
+
+
+class Shortage(NamedTuple):
+    """How many bytes are missing, and in words what was needed and what there was."""
+
+    missing: int
+    text: str
+
+
+def require_room(root: Path, needed: int, limits: Limits) -> None:
+    """Refuse unless `needed` more bytes fit. Raises: SpaceError with the numbers; StoreError."""
+    short = shortage(root, needed, limits)
+    if short is not None:
+        raise SpaceError(short.text, hint=HINT)
+
+
+def shortage(root: Path, needed: int, limits: Limits) -> Shortage | None:
+    """Return what is missing for `needed` more bytes, on the disk or within the store's bound.
+
+    A pod's limit is invisible to statvfs, hence the bound. Raises: StoreError.
     """
-    free = _free(root, needed + reserve)
-    if needed + reserve > free:
-        raise SpaceError(
-            f"{root}: {needed} bytes needed and {reserve} kept in reserve, {free} free", hint=_HINT
-        )
-    if max_bytes is None:
-        return
-    used = used_bytes(root)
-    if used + needed > max_bytes:
-        raise SpaceError(
-            f"{root}: {needed} bytes needed, {used} of at most {max_bytes} in use", hint=_HINT
-        )
+    found: list[Shortage] = []
+    free = _free(root, needed + limits.reserve)
+    if needed + limits.reserve > free:
+        text = f"{needed} bytes needed and {limits.reserve} kept in reserve, {free} free"
+        found.append(Shortage(needed + limits.reserve - free, f"{root}: {text}"))
+    if limits.most is not None:
+        used = used_bytes(root)
+        text = f"{needed} bytes needed, {used} of at most {limits.most} in use"
+        found.append(Shortage(used + needed - limits.most, f"{root}: {text}"))
+    worst = max(found, default=None)
+    return worst if worst is not None and worst.missing > 0 else None
 
 
 def _free(root: Path, wanted: int) -> int:
-    free = 0
+    """Return the bytes free, after a short wait where that is less than wanted.
+
+    XFS gives back what was just deleted a moment later, btrfs up to half a minute later.
+    """
+    free = _free_now(root)
+    if free >= wanted:
+        return free
+    from entrypoint.store import writeback  # noqa: PLC0415 - ctypes, and most often there is room
+
+    writeback.settle(root)
     for _ in range(_LOOKS):
-        try:
-            status = os.statvfs(root)
-        except OSError as error:
-            raise StoreError(f"{root}: {error.strerror}") from error
-        # What an ordinary user may take; root's share is no room for us.
-        free = status.f_bavail * status.f_frsize
+        free = _free_now(root)
         if free >= wanted:
             break
-        # XFS and btrfs give back what was just deleted a little later.
         time.sleep(_LOOK_SECONDS)
     return free
 
 
+def _free_now(root: Path) -> int:
+    try:
+        status = os.statvfs(root)
+    except OSError as error:
+        raise StoreError(f"{root}: {error.strerror}") from error
+    # What an ordinary user may take; root's share is no room for us.
+    return status.f_bavail * status.f_frsize
+
+
 def used_bytes(root: Path) -> int:
     """Return the bytes of all published checkpoints, as their manifests say. Raises: StoreError."""
-    return sum(_bytes_of(root / name) for name in DirectoryStore(root).names())
+    return sum(bytes_of(root / name) for name in DirectoryStore(root).names())
 
 
-def _bytes_of(checkpoint: Path) -> int:
+def bytes_of(checkpoint: Path) -> int:
+    """Return the bytes of one published checkpoint, of the ranks held here."""
     try:
         manifest = decode(read_bounded(checkpoint / MANIFEST, MAX_MANIFEST_BYTES))
     except (OSError, ValueError, ManifestError):

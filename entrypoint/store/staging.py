@@ -140,7 +140,8 @@ class Staging:
             publish.drop_notes(self.path)
             publish.check(self.path, manifest.files_for(held))
             publish.make_durable(self.path, self.dir_mode, self.file_mode)
-            return publish.publish(self.root, self.path, manifest, held, self.file_mode)
+            modes = (self.dir_mode, self.file_mode)
+            return publish.publish(self.root, self.path, manifest, held, modes)
 
 
 def begin(
@@ -180,20 +181,32 @@ def join(path: Path, *, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE) ->
         raise StagingError(msg, hint="it was swept, or its owner gave up") from error
 
 
-def sweep(root: Path, grace_seconds: float) -> list[str]:
+def sweep(root: Path, grace_seconds: float, dir_mode: int = DIR_MODE) -> list[str]:
     """Delete staging that nobody builds in any more, and the trash; return the names removed.
 
-    Staging goes only when its flock is free *and* nothing in it is younger than the grace: where
-    locks lie, the grace alone must do. What cannot be deleted now is left for the next sweep.
+    What cannot be deleted now is left in the trash for the next sweep.
     """
-    for path in _entries(root / STAGING):
-        if _abandoned(path, grace_seconds):
-            with contextlib.suppress(OSError):
-                # Away in one step: were it emptied in place, a builder that the lock does not
-                # show could still commit half of it.
-                publish.discard(root, path, path.name)
+    for path in abandoned(root, grace_seconds):
+        with contextlib.suppress(OSError):
+            # Away in one step: were it emptied in place, a builder that the lock does not
+            # show could still commit half of it.
+            publish.discard(root, path, path.name, dir_mode)
     # A file held open on NFS stays as `.nfsXXXX`; it goes once its reader is gone.
-    return [path.name for path in _entries(root / TRASH) if tree.remove(path)]
+    return [path.name for path in in_trash(root) if tree.remove(path)]
+
+
+def abandoned(root: Path, grace_seconds: float) -> list[Path]:
+    """Return the staging that nobody builds in any more.
+
+    Its flock is free *and* nothing in it is younger than the grace: where locks lie, the grace
+    alone must do.
+    """
+    return [path for path in _entries(root / STAGING) if _abandoned(path, grace_seconds)]
+
+
+def in_trash(root: Path) -> list[Path]:
+    """Return what waits in the trash to be deleted."""
+    return _entries(root / TRASH)
 
 
 def _entries(directory: Path) -> list[Path]:

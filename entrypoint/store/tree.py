@@ -20,6 +20,9 @@ _NOT_HERE = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 DIR_MODE = 0o2750
 FILE_MODE = 0o640
 
+_UNFINISHED = 0o700
+"""Mode of a directory that was just made, until it gets the one that it is to have."""
+
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -44,7 +47,7 @@ def _enter(parent: int, name: str, make_mode: int | None) -> int:
     if make_mode is None:
         return os.open(name, DIRECTORY, dir_fd=parent)
     try:
-        os.mkdir(name, 0o700, dir_fd=parent)
+        os.mkdir(name, _UNFINISHED, dir_fd=parent)
         made = True
     except FileExistsError:
         made = False
@@ -103,10 +106,19 @@ def remove(path: Path) -> bool:
 
 
 def make_hidden(root: Path, name: str, mode: int) -> None:
-    """Make a hidden directory of a store unless it is there. Raises: OSError."""
+    """Make a hidden directory of a store, with just that mode, unless it is there. Raises: OSError.
+
+    One of ours that whoever made it could not give its mode any more, killed, gets it now.
+    """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.close(_enter(descriptor, name, mode))
+        hidden = _enter(descriptor, name, mode)
+        try:
+            status = os.fstat(hidden)
+            if status.st_mode & 0o777 == _UNFINISHED and status.st_uid == os.geteuid():
+                set_mode(hidden, mode)
+        finally:
+            os.close(hidden)
     finally:
         os.close(descriptor)
 

@@ -1,4 +1,4 @@
-"""Two Linux calls that Python does not offer, for writing large files. Both are only advice.
+"""Linux calls that Python does not offer, for writing large files and for room. Only advice.
 
 `os.posix_fallocate` will not do: where the file system cannot allocate, glibc writes into every
 block instead.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from pathlib import Path
 
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -34,3 +35,13 @@ def start(descriptor: int, offset: int, count: int) -> None:
     _LIBRARY.sync_file_range(
         descriptor, ctypes.c_int64(offset), ctypes.c_int64(count), ctypes.c_uint(_WRITE)
     )
+
+
+def settle(directory: Path) -> None:
+    """Have a file system write all it has pending: btrfs frees deleted files only then."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    _LIBRARY.syncfs(descriptor)
+    os.close(descriptor)

@@ -1,4 +1,4 @@
-"""A disk that fills up while a checkpoint is built: said with numbers, and nothing is left."""
+"""A disk that fills up: said with numbers, nothing is left; and others are evicted to make room."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from store_contract import deep_verify, left_over
 from store_driver import BIG
 
 from entrypoint.errors import SpaceError
-from entrypoint.store import transfer
+from entrypoint.store import pins, transfer
+from entrypoint.store.collect import make_room
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.space import require_room
+from entrypoint.store.space import Limits, require_room
 from entrypoint.store.staging import sweep
 
 
@@ -61,9 +62,37 @@ def test_a_copy_into_a_full_disk_says_what_is_needed(small: DirectoryStore, tmp_
     assert small.names() == [first.name]
     assert left_over(small) == []
     with pytest.raises(SpaceError, match=f"{manifest.size} bytes needed"):
-        require_room(small.root, manifest.size, 0, None)
+        require_room(small.root, manifest.size, Limits(0))
     small.retire(first.name)
     assert len(sweep(small.root, 60)) == 1
-    require_room(small.root, manifest.size, 0, None)
+    require_room(small.root, manifest.size, Limits(0))
     pull()
     deep_verify(small, manifest.name)
+
+
+def test_another_is_evicted_where_a_copy_would_not_fit(
+    small: DirectoryStore, tmp_path: Path
+) -> None:
+    first = make_checkpoint(small.root, tensors=BIG)
+    manifest = make_checkpoint(tmp_path / "shared", tensors=BIG, seed=1, name="wanted")
+    shared = DirectoryStore(tmp_path / "shared")
+    said: list[str] = []
+
+    def room() -> None:
+        state = tmp_path / "state"
+        make_room(small, state, manifest.size, Limits(0), manifest.name, said.append)
+
+    pins.pin(small.root, first.name, small.dir_mode)
+    with pytest.raises(
+        SpaceError, match=r"bytes needed and 0 kept in reserve, \d+ free; .* free 0"
+    ):
+        room()
+    assert small.names() == [first.name]
+    pins.unpin(small.root, first.name)
+    room()
+    assert [line.split(":")[0] for line in said] == [first.name]
+    with small.stage(manifest.name) as staged:
+        transfer.copy(shared, manifest.name, manifest, manifest.files, staged)
+        staged.commit(manifest)
+    assert small.names() == ["wanted"]
+    deep_verify(small, "wanted")

@@ -14,6 +14,7 @@ from entrypoint.errors import ConfigError, exit_code_of
 SURFACE = {
     *("vllm", "local_dir", "state_dir", "shared", "on_miss", "on_failure", "user"),
     *("dir_mode", "file_mode", "max_bytes", "reserve_bytes", "size_per_file", "save_timeout"),
+    *("grace", "shared_grace"),
     *("quarantine_after", "prove", "publish", "verify", "checkpoint", "log_format"),
 }
 """Removing or renaming one of these breaks somebody's unit file."""
@@ -30,6 +31,8 @@ DEFAULTS: Mapping[str, object] = {
     "file_mode": 0o640,
     "max_bytes": None,
     "reserve_bytes": 1024**3,
+    "grace": 3600.0,
+    "shared_grace": 7 * 86400.0,
     "size_per_file": 4 * 1024**3,
     "save_timeout": 3600.0,
     "quarantine_after": 3,
@@ -52,6 +55,8 @@ OTHER_WORDS: Mapping[str, tuple[str, object]] = {
     "file_mode": ("644", 0o644),
     "max_bytes": ("2TB", 2 * 10**12),
     "reserve_bytes": ("0", 0),
+    "grace": ("90min", 5400.0),
+    "shared_grace": ("30d", 30 * 86400.0),
     "size_per_file": ("500MB", 500 * 10**6),
     "save_timeout": ("90s", 90.0),
     "quarantine_after": ("5", 5),

@@ -1,0 +1,108 @@
+"""Commands that decide what stays in a store: collect what nobody needs, pin what must stay."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+import click
+
+from entrypoint.checkpoint.digest import Json
+from entrypoint.config import Settings
+from entrypoint.errors import OwnershipError
+from entrypoint.inventory import for_stores, store_of
+from entrypoint.log import human_bytes
+from entrypoint.options import emit, settings_as_user, with_settings
+from entrypoint.store import pins
+from entrypoint.store.collect import Collection, collect
+from entrypoint.store.look import find_by_name
+from entrypoint.store.retention import Rules
+
+with_graces = functools.partial(with_settings, only=("grace", "shared_grace"))
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="only say what would go, and why")
+@for_stores
+@with_graces
+@click.pass_context
+def gc(ctx: click.Context, /, dry_run: bool, output: str, in_shared: bool, **flags: Any) -> None:
+    """Collect checkpoints, staging and trash that nobody needs any more."""
+    settings = settings_as_user(flags, ctx.obj["environ"])
+    store = store_of(settings, shared=in_shared)
+    rules = rules_for(settings, shared=in_shared)
+    done = collect(store, settings.state_dir, rules, dry_run=dry_run)
+    emit(output, _as_json(done, dry_run=dry_run), _as_text(done, store.where, dry_run=dry_run))
+    denied = [verdict for verdict in done.verdicts if verdict.reason == "denied"]
+    if denied:
+        msg = f"{denied[0].text}; {len(denied)} to collect, but this user may not"
+        raise OwnershipError(msg, hint="run gc as the user who owns the store")
+
+
+def rules_for(settings: Settings, *, shared: bool) -> Rules:
+    """Return how long things stay in a store; in a shared one other nodes cannot be asked."""
+    if shared:
+        return Rules(grace=settings.shared_grace, settle=settings.shared_grace)
+    return Rules(grace=settings.grace)
+
+
+def _as_json(done: Collection, *, dry_run: bool) -> Json:
+    verdicts: list[Json] = [
+        {
+            "name": verdict.name,
+            "bytes": verdict.size,
+            "collected": verdict.is_collected,
+            "reason": verdict.reason,
+            "text": verdict.text,
+        }
+        for verdict in done.verdicts
+    ]
+    return {
+        "dry_run": dry_run,
+        "bytes": sum(verdict.size for verdict in done.verdicts if verdict.is_collected),
+        "checkpoints": verdicts,
+        "staging": [*done.swept],
+        "trash": [*done.trash],
+    }
+
+
+def _as_text(done: Collection, where: str, *, dry_run: bool) -> str:
+    gone = "would go" if dry_run else "gone"
+    lines = [
+        f"{gone if v.is_collected else 'kept'}  {v.name}  {human_bytes(v.size)}  "
+        f"{v.reason}: {v.text}"
+        for v in done.verdicts
+    ]
+    lines += [f"{gone}  {name}  staging that nobody builds in any more" for name in done.swept]
+    left = "would go" if dry_run else "busy; the next gc tries again"
+    lines += [f"trash  {name}  {left}" for name in done.trash]
+    return "\n".join(lines) or f"{where}: nothing to collect"
+
+
+@click.command()
+@click.argument("name")
+@for_stores
+@click.pass_context
+def pin(ctx: click.Context, /, name: str, output: str, in_shared: bool, **flags: Any) -> None:
+    """Keep a checkpoint, whatever gc or a lack of space would say."""
+    store = store_of(settings_as_user(flags, ctx.obj["environ"]), shared=in_shared)
+    find_by_name(store, name, store.where)
+    pins.pin(store.root, name, store.dir_mode)
+    emit(output, {"name": name, "pinned": True}, f"{name}: pinned in {store.where}")
+
+
+@click.command()
+@click.argument("name")
+@for_stores
+@click.pass_context
+def unpin(ctx: click.Context, /, name: str, output: str, in_shared: bool, **flags: Any) -> None:
+    """Take a pin back; the checkpoint need not be there any more."""
+    store = store_of(settings_as_user(flags, ctx.obj["environ"]), shared=in_shared)
+    found = pins.unpin(store.root, name)
+    text = "not pinned any more" if found else "was not pinned"
+    emit(output, {"name": name, "pinned": False}, f"{name}: {text}")
+
+
+COMMANDS: Final[dict[str, click.Command]] = {
+    command.name or "": command for command in (gc, pin, unpin)
+}

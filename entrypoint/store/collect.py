@@ -1,0 +1,136 @@
+"""Making room: collecting what nobody needs any more, and evicting when a step is short of space.
+
+Facts are taken, `retention` decides, and only then something is moved: away by one rename into the
+trash, deleted after that. Killed at any instant, nothing half is listed, and the next run goes on.
+
+A checkpoint goes only while its exclusive lock is held here *and* no process that the state
+directory tells of still serves it: where locks lie, the second must do.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from entrypoint.checkpoint.inspect import read_manifest
+from entrypoint.checkpoint.manifest import MANIFEST
+from entrypoint.errors import ManifestError, SpaceError
+from entrypoint.state import process
+from entrypoint.state.attempts import UNUSED
+from entrypoint.store import lock, pins, publish, space, staging, tree
+from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.retention import Candidate, Rules, Verdict, choose, judge
+from entrypoint.store.survey import survey, uses_here
+
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class Collection(NamedTuple):
+    """What a run did, or would do: a verdict on each checkpoint, newest first.
+
+    `swept` is staging that nobody builds in any more; `trash`, what waits to be deleted: busy,
+    as with a file that a reader on NFS holds open, until a later run.
+    """
+
+    verdicts: tuple[Verdict, ...]
+    swept: tuple[str, ...]
+    trash: tuple[str, ...]
+
+
+def collect(store: DirectoryStore, state: Path, rules: Rules, *, dry_run: bool) -> Collection:
+    """Take away what `rules` do not keep, and delete abandoned staging and the trash.
+
+    With `dry_run` nothing in the store is changed. Raises: StoreError.
+    """
+    candidates = survey(store, state)
+    verdicts = judge(candidates, rules, time.time())
+    swept = staging.abandoned(store.root, rules.grace)
+    if not dry_run:
+        verdicts = [
+            _take(store, state, candidate, verdict) if verdict.is_collected else verdict
+            for candidate, verdict in zip(candidates, verdicts, strict=True)
+        ]
+        staging.sweep(store.root, rules.grace, store.dir_mode)
+    trash = staging.in_trash(store.root)
+    return Collection(
+        tuple(verdicts), tuple(path.name for path in swept), tuple(path.name for path in trash)
+    )
+
+
+def make_room(
+    store: DirectoryStore,
+    state: Path,
+    needed: int,
+    limits: space.Limits,
+    wanted: str | None,
+    say: Callable[[str], None],
+) -> None:
+    """Make sure that `needed` more bytes fit, by evicting others than `wanted` if it must be.
+
+    Decided first: where all that may go would not be enough, nothing goes. `say` hears of each.
+    Raises: SpaceError with the numbers; StoreError.
+    """
+    if space.shortage(store.root, needed, limits) is None:
+        return
+    _empty_trash(store.root)
+    short = space.shortage(store.root, needed, limits)
+    if short is None:
+        return
+    candidates = survey(store, state)
+    victims, available = choose(candidates, short.missing, wanted)
+    if not victims:
+        text = f"{short.text}; evicting all that may go would free {available}"
+        raise SpaceError(text, hint=f"stop or unpin what can be spared, or {space.HINT}")
+    for victim in victims:
+        chosen = Verdict(victim.name, victim.size, is_collected=True, reason="evicted", text="")
+        verdict = _take(store, state, victim, chosen)
+        used = time.strftime("%Y-%m-%d %H:%M", time.gmtime(victim.used))
+        if verdict.is_collected:
+            say(f"{victim.name}: {victim.size} bytes, last used {used} UTC")
+        else:
+            say(f"{victim.name}: stays after all: {verdict.reason}: {verdict.text}")
+    _empty_trash(store.root)
+    space.require_room(store.root, needed, limits)
+
+
+def _empty_trash(root: Path) -> None:
+    for path in staging.in_trash(root):
+        tree.remove(path)
+
+
+def _take(store: DirectoryStore, state: Path, chosen: Candidate, verdict: Verdict) -> Verdict:
+    """Move one checkpoint into the trash, unless that must not be, or cannot, any more."""
+    directory = store.path(chosen.name)
+    with lock.sole(directory) as obstacle:
+        if isinstance(obstacle, FileNotFoundError):
+            return verdict.kept("gone", "somebody else has taken it away")
+        if obstacle is not None:
+            # A server that just came, or another collector at the same one.
+            return verdict.kept("running", f"its lock is not to be had: {obstacle.strerror}")
+        try:
+            why = _objection(store, state, chosen)
+            if why is None:
+                publish.retire(store.root, chosen.name, store.dir_mode)
+                return verdict
+        except ManifestError as error:
+            why = ("foreign", str(error))
+        except OSError as error:
+            reason = "denied" if error.errno in _DENIED else "busy"
+            why = (reason, f"{directory}: {error.strerror}")
+    return verdict.kept(*why)
+
+
+def _objection(store: DirectoryStore, state: Path, chosen: Candidate) -> tuple[str, str] | None:
+    """Return what has changed since the survey and lets it stay. Raises: OSError, ManifestError."""
+    directory = store.path(chosen.name)
+    if (directory / MANIFEST).lstat().st_mtime != chosen.made:
+        return "young", "another one has taken its name"
+    if chosen.name in pins.pinned(store.root):
+        return "pinned", "somebody has just pinned it"
+    use = uses_here(state).get(read_manifest(directory).digest, UNUSED)
+    if any(process.is_alive(pid, start) for pid, start in use.processes):
+        return "running", "a process has just begun to serve it"
+    return None

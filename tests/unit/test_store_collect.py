@@ -1,0 +1,425 @@
+"""Collecting and evicting in a real directory."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blackbox.harness import snapshot
+from checkpoints import make_checkpoint, make_key
+from store_contract import deep_verify, left_over
+
+from entrypoint.checkpoint.digest import Json
+from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.errors import NotFoundError, OwnershipError, SpaceError, StoreError
+from entrypoint.state import process
+from entrypoint.state.ledger import Ledger
+from entrypoint.state.rejections import Rejections
+from entrypoint.store import lock, pins, staging
+from entrypoint.store.collect import Collection, collect, make_room
+from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.retention import Rules
+from entrypoint.store.space import Limits, used_bytes
+
+DAY = 86_400.0
+RULES = Rules(grace=3600)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    (tmp_path / "store").mkdir()
+    return DirectoryStore(tmp_path / "store")
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def add(store: DirectoryStore, vllm: str, days: float, **more: Any) -> Manifest:
+    """Publish the checkpoint of one release, as if made some days ago."""
+    manifest = make_checkpoint(store.root, key=make_key(vllm=vllm), name=f"of-{vllm}", **more)
+    then = time.time() - days * DAY
+    os.utime(store.path(manifest.name) / "manifest.json", (then, then))
+    return manifest
+
+
+@pytest.fixture
+def releases(store: DirectoryStore) -> list[Manifest]:
+    """Three releases of one deployment, oldest first."""
+    return [add(store, f"0.3{n}", days=30 - n) for n in range(3)]
+
+
+def run(store: DirectoryStore, state: Path, *, dry_run: bool = False) -> Collection:
+    return collect(store, state, RULES, dry_run=dry_run)
+
+
+def reasons(done: Collection) -> dict[str, str]:
+    return {verdict.name: verdict.reason for verdict in done.verdicts}
+
+
+def serve(state: Path, manifest: Manifest, **more: Json) -> None:
+    """Note that this very process serves a checkpoint."""
+    entry: dict[str, Json] = {"boot": "b", "event": "attempt", "action": "reuse", "time": 1.0}
+    entry |= {"manifest": manifest.digest, "host_boot": process.host_boot()}
+    entry |= {"pid": os.getpid(), "pid_start": process.started(os.getpid())}
+    assert Ledger(state).append(entry | more)
+
+
+def test_older_releases_go_and_their_bytes_with_them(
+    store: DirectoryStore, state: Path, releases: list[Manifest]
+) -> None:
+    done = run(store, state)
+    assert reasons(done) == {"of-0.32": "newest", "of-0.31": "superseded", "of-0.30": "superseded"}
+    assert [v.size for v in done.verdicts] == [m.size for m in reversed(releases)]
+    assert store.names() == ["of-0.32"]
+    deep_verify(store, "of-0.32")
+    assert os.listdir(store.root / ".trash") == []
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(
+    store: DirectoryStore, state: Path, releases: list[Manifest]
+) -> None:
+    store.retire(add(store, "0.1", days=1).name)
+    with store.stage("killed") as staged:
+        staged.disown()
+    then = time.time() - DAY
+    os.utime(staged.path, (then, then))
+    before = snapshot(store.root)
+    would = run(store, state, dry_run=True)
+    assert snapshot(store.root) == before
+    assert len(would.trash) == 1
+    done = run(store, state)
+    assert (done.verdicts, done.swept) == (would.verdicts, would.swept)
+    assert (done.swept, done.trash) == ((staged.path.name,), ())
+    assert left_over(store) == []
+
+
+def test_a_pin_holds_until_it_is_taken_back(
+    store: DirectoryStore, state: Path, releases: list[Manifest]
+) -> None:
+    pins.pin(store.root, "of-0.30", store.dir_mode)
+    pins.pin(store.root, "of-0.30", store.dir_mode)
+    assert reasons(run(store, state))["of-0.30"] == "pinned"
+    assert "of-0.30" in store.names()
+    assert pins.unpin(store.root, "of-0.30")
+    assert not pins.unpin(store.root, "of-0.30")
+    run(store, state)
+    assert store.names() == ["of-0.32"]
+
+
+def test_a_pin_can_be_read_by_everybody_who_reads_the_store(store: DirectoryStore) -> None:
+    before = os.umask(0o077)
+    try:
+        pins.pin(store.root, "any", 0o2770)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((store.root / ".pins").stat().st_mode) == 0o2775
+
+
+def test_where_pins_cannot_be_read_nothing_goes(
+    store: DirectoryStore, state: Path, releases: list[Manifest]
+) -> None:
+    (store.root / ".pins").write_text("not a directory")
+    with pytest.raises(StoreError, match="pins"):
+        run(store, state)
+    with pytest.raises(OwnershipError):
+        pins.pin(store.root, "of-0.30", store.dir_mode)
+    assert len(store.names()) == 3
+
+
+def test_what_a_server_holds_stays(
+    store: DirectoryStore, state: Path, releases: list[Manifest]
+) -> None:
+    held = lock.hold_manifest(store.path("of-0.30"), releases[0].digest)
+    assert reasons(run(store, state))["of-0.30"] == "running"
+    deep_verify(store, "of-0.30")
+    os.close(held)
+    run(store, state)
+    assert store.names() == ["of-0.32"]
+
+
+def test_where_locks_lie_a_process_of_the_ledger_is_enough(
+    store: DirectoryStore, state: Path, releases: list[Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    serve(state, releases[0])
+    serve(state, releases[1], pid_start=1)
+    done = run(store, state)
+    assert reasons(done)["of-0.30"] == "running"
+    assert str(os.getpid()) in done.verdicts[2].text
+    # The pid is another process's by now, and this host's boot another one.
+    assert reasons(done)["of-0.31"] == "superseded"
+    serve(state, releases[2], host_boot="before the power loss")
+    assert set(store.names()) == {"of-0.32", "of-0.30"}
+
+
+def test_a_server_that_comes_between_decision_and_act_is_seen(
+    store: DirectoryStore, state: Path, releases: list[Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    abandoned = staging.abandoned
+
+    def late(root: Path, grace: float) -> list[Path]:
+        serve(state, releases[0])
+        pins.pin(store.root, "of-0.31", store.dir_mode)
+        return abandoned(root, grace)
+
+    monkeypatch.setattr(staging, "abandoned", late)
+    assert reasons(run(store, state)) == {
+        "of-0.32": "newest",
+        "of-0.31": "pinned",
+        "of-0.30": "running",
+    }
+    assert len(store.names()) == 3
+
+
+def test_where_there_are_no_locks_nothing_goes(
+    store: DirectoryStore, state: Path, releases: list[Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    done = run(store, state)
+    assert set(reasons(done).values()) == {"foreign"}
+    assert "No locks available" in done.verdicts[0].text
+    assert len(store.names()) == 3
+
+
+def test_a_ledger_that_cannot_be_read_is_no_silence_about_servers(
+    store: DirectoryStore, state: Path, releases: list[Manifest]
+) -> None:
+    # For root as for others.
+    (state / "ledger.jsonl").mkdir(parents=True)
+    with pytest.raises(StoreError, match="ledger"):
+        run(store, state)
+
+
+def test_the_last_that_vllm_loaded_stands_by_for_the_newest(
+    store: DirectoryStore, state: Path, releases: list[Manifest]
+) -> None:
+    serve(state, releases[1], pid=1 << 21)
+    Ledger(state).append({"boot": "b", "event": "loaded"})
+    assert reasons(run(store, state))["of-0.31"] == "loaded"
+    serve(state, releases[2], boot="c", pid=1 << 21)
+    Ledger(state).append({"boot": "c", "event": "loaded"})
+    assert reasons(run(store, state)) == {"of-0.32": "newest", "of-0.31": "superseded"}
+
+
+def test_the_newest_that_is_damaged_or_rejected_does_not_cost_the_one_before(
+    store: DirectoryStore, state: Path, releases: list[Manifest]
+) -> None:
+    (store.path("of-0.32") / "index.json").unlink()
+    assert Rejections(state).add(releases[1].content, "quarantined", "three boots died")
+    assert reasons(run(store, state)) == {
+        "of-0.32": "damaged",
+        "of-0.31": "rejected",
+        "of-0.30": "newest",
+    }
+    assert store.names() == ["of-0.31", "of-0.30"]
+
+
+def test_what_only_some_ranks_hold_is_complete_for_them(store: DirectoryStore, state: Path) -> None:
+    part = add(store, "0.40", days=3, ranks=[1])
+    done = run(store, state)
+    assert reasons(done) == {part.name: "newest"}
+    assert done.verdicts[0].size == sum(e.size for e in part.files_for([1]))
+
+
+def test_other_peoples_files_are_never_touched(
+    store: DirectoryStore, state: Path, releases: list[Manifest], tmp_path: Path
+) -> None:
+    (store.root / "notes.txt").write_text("mine")
+    (store.root / "models").mkdir()
+    (store.root / "models" / "model.safetensors").write_text("mine")
+    (store.root / "odd").mkdir()
+    (store.root / "odd" / "manifest.json").write_text('{"schema": 99}')
+    outside = tmp_path / "outside"
+    make_checkpoint(outside, name="of-0.29", key=make_key(vllm="0.29"))
+    (store.root / "of-0.29").symlink_to(outside / "of-0.29")
+    (store.path("of-0.30") / "my-notes.txt").write_text("mine")
+    then = time.time() - 40 * DAY
+    for path in store.root.rglob("*"):
+        os.utime(path, (then, then))
+    before = {n: snapshot(store.root / n) for n in ("notes.txt", "models", "odd", "of-0.30")}
+    before["outside"] = snapshot(outside)
+    done = run(store, state)
+    assert reasons(done)["odd"] == "foreign"
+    assert reasons(done)["of-0.30"] == "foreign"
+    assert "my-notes.txt" in next(v.text for v in done.verdicts if v.name == "of-0.30")
+    after = {name: snapshot(store.root / name) for name in before if name != "outside"}
+    assert before == after | {"outside": snapshot(outside)}
+    assert (store.root / "of-0.29").is_symlink()
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.ENOTEMPTY, errno.ESTALE])
+def test_busy_is_no_error_and_the_next_run_tries_again(
+    store: DirectoryStore,
+    state: Path,
+    releases: list[Manifest],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+) -> None:
+    """NFS keeps the name of a file that somebody has open."""
+    unlink = os.unlink
+
+    def busy(path: Any, *, dir_fd: int | None = None) -> None:
+        if path == "index.json":
+            raise OSError(number, os.strerror(number))
+        unlink(path, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", busy)
+        done = run(store, state)
+        assert [v.is_collected for v in done.verdicts] == [False, True, True]
+        assert len(done.trash) == 2
+        assert run(store, state).trash == done.trash
+    assert store.names() == ["of-0.32"]
+    assert run(store, state).trash == ()
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(errno.EBUSY, "busy"), (errno.EACCES, "denied"), (errno.EROFS, "denied")]
+)
+def test_what_cannot_be_moved_is_said_and_stays(
+    store: DirectoryStore,
+    state: Path,
+    releases: list[Manifest],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    reason: str,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    assert reasons(run(store, state))["of-0.30"] == reason
+    assert len(store.names()) == 3
+    deep_verify(store, "of-0.30")
+
+
+def test_two_collectors_at_once_are_no_error(
+    store: DirectoryStore, state: Path, releases: list[Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abandoned = staging.abandoned
+
+    def late(root: Path, grace: float) -> list[Path]:
+        monkeypatch.undo()
+        collect(store, state, RULES, dry_run=False)
+        return abandoned(root, grace)
+
+    monkeypatch.setattr(staging, "abandoned", late)
+    assert reasons(run(store, state)) == {"of-0.32": "newest", "of-0.31": "gone", "of-0.30": "gone"}
+
+
+def test_the_trash_has_the_modes_of_the_store_and_mends_those_of_a_killed_maker(
+    tmp_path: Path,
+) -> None:
+    store = DirectoryStore(tmp_path, dir_mode=0o2770)
+    tmp_path.chmod(0o2770)
+    (tmp_path / ".trash").mkdir(mode=0o700)
+    store.retire(make_checkpoint(tmp_path).name)
+    assert stat.S_IMODE((tmp_path / ".trash").stat().st_mode) == 0o2770
+    (tmp_path / ".trash").chmod(0o2775)
+    store.retire(make_checkpoint(tmp_path).name)
+    assert stat.S_IMODE((tmp_path / ".trash").stat().st_mode) == 0o2775
+
+
+class Room:
+    """Asks for room, and keeps what was said."""
+
+    def __init__(self, store: DirectoryStore, state: Path) -> None:
+        self.store, self.state = store, state
+        self.said: list[str] = []
+
+    def make(self, needed: int, most: int, wanted: str | None = None) -> None:
+        make_room(self.store, self.state, needed, Limits(0, most), wanted, self.said.append)
+
+
+@pytest.fixture
+def room(store: DirectoryStore, state: Path, releases: list[Manifest]) -> Room:
+    return Room(store, state)
+
+
+def test_what_fits_evicts_nobody(room: Room) -> None:
+    room.make(100, used_bytes(room.store.root) + 100)
+    assert len(room.store.names()) == 3
+    assert room.said == []
+
+
+def test_the_least_recently_served_goes_and_no_more_than_needed(
+    room: Room, releases: list[Manifest]
+) -> None:
+    serve(room.state, releases[0], pid=1 << 21, time=time.time())
+    room.make(100, used_bytes(room.store.root))
+    assert room.store.names() == ["of-0.32", "of-0.30"]
+    (line,) = room.said
+    assert line.startswith(f"of-0.31: {releases[1].size} bytes, last used 20")
+    assert os.listdir(room.store.root / ".trash") == []
+
+
+def test_where_evicting_all_would_not_do_nobody_goes(room: Room, releases: list[Manifest]) -> None:
+    pins.pin(room.store.root, "of-0.31", room.store.dir_mode)
+    held = lock.hold_manifest(room.store.path("of-0.30"), releases[0].digest)
+    used = used_bytes(room.store.root)
+    free = releases[2].size
+    says = f"{free + 1} bytes needed, {used} of at most {used} in use; .* would free {free}"
+    with pytest.raises(SpaceError, match=says) as caught:
+        room.make(free + 1, used)
+    assert "unpin" in caught.value.hint
+    assert len(room.store.names()) == 3
+    os.close(held)
+
+
+def test_the_one_wanted_is_not_evicted_for_itself(room: Room, releases: list[Manifest]) -> None:
+    room.make(100, used_bytes(room.store.root), wanted="of-0.30")
+    assert room.store.names() == ["of-0.32", "of-0.30"]
+
+
+def test_a_victim_that_is_taken_into_use_meanwhile_stays(
+    room: Room, releases: list[Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sole = lock.sole
+
+    def late(checkpoint: Path) -> Any:
+        if checkpoint.name == "of-0.30":
+            serve(room.state, releases[0])
+        return sole(checkpoint)
+
+    monkeypatch.setattr(lock, "sole", late)
+    with pytest.raises(SpaceError):
+        room.make(100, used_bytes(room.store.root))
+    assert "of-0.30" in room.store.names()
+    assert "stays after all: running" in room.said[0]
+
+
+def test_what_waits_in_the_trash_is_deleted_before_anybody_is_evicted(room: Room) -> None:
+    room.store.retire("of-0.30")
+    asked = []
+    real = used_bytes(room.store.root)
+
+    def short(root: Path) -> int:
+        asked.append(root)
+        return real if len(asked) > 1 else real + 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("entrypoint.store.space.used_bytes", short)
+        room.make(100, real + 100)
+    assert os.listdir(room.store.root / ".trash") == []
+    assert len(room.store.names()) == 2
+
+
+def test_pinning_needs_a_plain_name(store: DirectoryStore) -> None:
+    for name in ("../x", "a/b", ".hidden", ""):
+        with pytest.raises(Exception, match="name"):
+            pins.pin(store.root, name, store.dir_mode)
+    assert pins.pinned(store.root) == frozenset()
+    with pytest.raises(NotFoundError):
+        store.read_manifest("x")
