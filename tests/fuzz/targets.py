@@ -1,0 +1,333 @@
+"""What reads foreign data, one function a reader, for a fuzzer to feed.
+
+Each takes any bytes and says whether they were accepted. What is refused must be so by one of our
+own errors, in one printable line of bounded length; of what is accepted, the promise is asserted
+that the rest of the product relies on. Anything else that is raised is a bug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from checkpoints import TENSORS, make_checkpoint, make_key, shards
+
+from entrypoint.checkpoint import fragment, header, index, inspect, manifest, proof
+from entrypoint.checkpoint.digest import canonical, digest_bytes, digest_json
+from entrypoint.checkpoint.foreign import read_bounded
+from entrypoint.checkpoint.key import Key, differences
+from entrypoint.checkpoint.layout import (
+    Layout,
+    checkpoint_name,
+    generation_of,
+    layout_of,
+    with_generation,
+)
+from entrypoint.checkpoint.manifest import INDEX, MANIFEST
+from entrypoint.errors import DamagedError, ManifestError, ProofError, SaveError, ShardbootError
+from entrypoint.state.attempts import failures_in_row
+from entrypoint.state.files import read_json
+from entrypoint.state.ledger import Ledger
+from entrypoint.state.proofs import Proofs
+from entrypoint.state.rejections import Rejections
+from entrypoint.store.publish import ranks_held
+
+LONGEST_MESSAGE = 3000
+NAME_MAX = 255
+NAME = "tiny-tp2"
+
+
+class Room:
+    """A directory with one good checkpoint, and a place for files made of what is fed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.manifest = make_checkpoint(root / "store", name=NAME)
+        self.checkpoint = root / "store" / NAME
+        self.index = (self.checkpoint / INDEX).read_bytes()
+        for directory in ("rejections", "proofs"):
+            (root / "state" / directory).mkdir(parents=True)
+
+    def write(self, name: str, data: bytes) -> Path:
+        """Write a file of the room, and return where it lies."""
+        path = self.root / name
+        # Some file systems bring a file to the disk that is written over, and a new one later.
+        path.unlink(missing_ok=True)
+        path.write_bytes(data)
+        return path
+
+
+class Target(NamedTuple):
+    """A reader, and bytes that it accepts."""
+
+    read: Callable[[Room, bytes], bool]
+    seeds: Callable[[Room], Iterable[bytes]]
+
+
+class Refusal:
+    """Whether something was refused."""
+
+    came = False
+
+
+@contextlib.contextmanager
+def refusal(kind: type[ShardbootError]) -> Iterator[Refusal]:
+    """Let a reader refuse by `kind` alone, in words that fit a log."""
+    found = Refusal()
+    try:
+        yield found
+    except kind as error:
+        found.came = True
+        check_words(str(error))
+
+
+def check_words(text: str) -> None:
+    assert text.isprintable(), f"not one printable line: {text[:300]!r}"
+    assert len(text) <= LONGEST_MESSAGE, f"{len(text)} characters of message: {text[:300]!r}"
+
+
+def sealed(data: bytes, index_bytes: bytes = b"") -> bytes:
+    """Give a manifest the digests that go with it, so that it is judged by what it says."""
+    try:
+        document = json.loads(data)
+        document.pop("blake3", None)
+        document["key_digest"] = digest_json(document["key"])
+        for entry in document["files"]:
+            if index_bytes and entry["path"] == INDEX:
+                entry |= {"size": len(index_bytes), "blake3": digest_bytes(index_bytes)}
+        return canonical(document | {"blake3": digest_json(document)})
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return data
+
+
+def read_manifest(room: Room, data: bytes) -> bool:
+    with refusal(ManifestError):
+        manifest.decode(data)
+    with refusal(ManifestError) as refused:
+        found = manifest.decode(sealed(data))
+        again = manifest.decode(found.encode())
+        assert again == found
+        assert again.digest == json.loads(sealed(data))["blake3"]
+        assert manifest.digest_in(sealed(data)) == found.digest
+        for entry in found.files:
+            check_inside(entry.path)
+    return not refused.came
+
+
+def read_checkpoint(room: Room, data: bytes) -> bool:
+    """Look at a checkpoint whose manifest and index, a line each, are foreign."""
+    first, _, index_bytes = data.partition(b"\n")
+    room.write(f"store/{NAME}/{INDEX}", index_bytes)
+    room.write(f"store/{NAME}/{MANIFEST}", sealed(first, index_bytes))
+    with refusal(ManifestError):
+        found = inspect.read_manifest(room.checkpoint)
+        with contextlib.suppress(OSError):  # a path may be longer than the system takes
+            looked = inspect.examine(room.checkpoint, found, found.layout.ranks, {})
+            for discrepancy in looked.discrepancies:
+                check_words(discrepancy)
+            return not looked.discrepancies
+    return False
+
+
+def read_index(room: Room, data: bytes) -> bool:
+    with refusal(ManifestError) as refused:
+        found = index.decode(data)
+        assert set(index.decode(index.encode(found))) == set(found)
+        assert {tensor.file for tensor in found} == set(index.by_file(found))
+    return not refused.came
+
+
+def read_header(room: Room, data: bytes) -> bool:
+    """Read the JSON of a header, as of a file that is as long as it says."""
+    size = 8 + len(data) + declared(data)
+    with refusal(DamagedError) as refused:
+        check_slices(header.parse(data, size, "file"), 8 + len(data), size)
+    return not refused.came
+
+
+def declared(data: bytes) -> int:
+    try:
+        entries: dict[str, Any] = json.loads(data)
+        ends = [e["data_offsets"][1] for n, e in entries.items() if n != "__metadata__"]
+        return max(0, *(end for end in ends if type(end) is int), 0)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return 0
+
+
+def read_shard_file(room: Room, data: bytes) -> bool:
+    path = room.write("shard", data)
+    with refusal(DamagedError) as refused:
+        length = int.from_bytes(data[:8], "little")
+        check_slices(header.read(path), 8 + length, len(data))
+    return not refused.came
+
+
+def check_slices(slices: dict[str, header.Slice], begin: int, end: int) -> None:
+    """Assert that tensors follow each other without a gap to the end of the file."""
+    for each in sorted(slices.values(), key=lambda each: (each.begin, each.end)):
+        assert each.begin == begin
+        begin = each.end
+    assert begin == end
+
+
+def read_fragment(room: Room, data: bytes) -> bool:
+    with refusal(SaveError) as refused:
+        fragment.decode(data)
+    return not refused.came
+
+
+def read_proof(room: Room, data: bytes) -> bool:
+    """Read evidence: a line for each rank, and one of answers."""
+    *ranks, answers = data.split(b"\n")
+    with refusal(ProofError) as refused:
+        found = proof.read(ranks, answers)
+        assert proof.compare(found, found).proves
+        known = proof.read([EVIDENCE], ANSWERS)
+        for source, other in ((known, found), (found, known)):
+            proof.compare(source, other)
+            proof.compare(source, other, other)
+        canonical(proof.summary(found, controlled=False, vllm="0", plugin="0"))
+    return not refused.came
+
+
+def read_key(room: Room, data: bytes) -> bool:
+    try:
+        document = json.loads(data)
+    except (RecursionError, ValueError):
+        return False
+    with refusal(ManifestError) as refused:
+        key = Key.from_json(document)
+        assert differences(key, key) == ()
+        assert Key.from_json(json.loads(canonical(key.to_json()))).digest == key.digest
+        assert "/" not in checkpoint_name("org/model", key)
+        assert layout_of(key).world >= 0
+    return not refused.came
+
+
+def read_state(room: Room, data: bytes) -> bool:
+    """Read the state directory, whose files may be torn, or edited: it never complains."""
+    state = room.root / "state"
+    for name in ("ledger.jsonl", "rejections/d.json", "proofs/d.json"):
+        room.write(f"state/{name}", data)
+    entries = list(Ledger(state).entries())
+    for some in (entries, Ledger(state).recent()):
+        assert failures_in_row(some, "manifest", "host") >= 0
+    read_json(state / "proofs" / "d.json")
+    Rejections(state).find("d")
+    Proofs(state).find("d")
+    held = room.write("have.json", data)
+    ranks_held(held.parent)
+    return bool(entries)
+
+
+def read_file(room: Room, data: bytes) -> bool:
+    """Read whatever lies under a name: its kind, the limit and its content are foreign."""
+    kind, limit, content = data[:1], int.from_bytes(data[1:3], "little"), data[3:]
+    path = room.root / "node"
+    with contextlib.suppress(FileNotFoundError):
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    match kind:
+        case b"l":
+            path.symlink_to(room.write("target", content))
+        case b"f":
+            os.mkfifo(path)
+        case b"d":
+            path.mkdir()
+        case b"n":
+            path = room.root / os.fsdecode(content)
+        case b"r":
+            path.write_bytes(content)
+        case _:
+            return False
+    try:
+        found = read_bounded(path, limit)
+    except (OSError, ValueError):
+        assert kind != b"r" or len(content) > limit
+        return False
+    assert kind in (b"r", b"n")
+    assert len(found) <= limit
+    return True
+
+
+def read_names(room: Room, data: bytes) -> bool:
+    name = data[:NAME_MAX].decode(errors="surrogateescape")
+    for layout in (Layout(tp=2, pp=1), Layout(tp=2, pp=2)):
+        ranked = layout.rank_of(name)
+        assert ranked is None or layout.shard_name(*ranked) == name
+    base, generation = generation_of(name)
+    assert with_generation(base, generation) == name
+    with refusal(ManifestError) as refused:
+        manifest.check_path(name, "path")
+        check_inside(name)
+    return not refused.came
+
+
+def check_inside(path: str) -> None:
+    inside = Path("/store/checkpoint")
+    assert inside in (inside / path).parents
+    assert not any(part.startswith(".") for part in Path(path).parts)
+
+
+EVIDENCE = canonical(
+    {
+        "rank": 0,
+        "before": {
+            "w": {"digest": "d", "dtype": "F32", "shape": [2], "sketch": [1.5, -0.25]},
+            "cos": {"digest": "e", "dtype": "F32", "shape": [1], "kind": "recomputed"},
+        },
+        "after": {"m": {"unprobed": "no such kernel"}},
+    }
+)
+ANSWERS = canonical({"answers": [{"prompt": [1], "tokens": [1, 2], "logprobs": [-0.5]}]})
+
+
+def ledger_lines(room: Room) -> Iterator[bytes]:
+    steps = [
+        {"event": "attempt", "boot": "b1", "manifest": "manifest", "host_boot": "host"},
+        {"event": "loading", "boot": "b1", "time": 1.5},
+        {"event": "attempt", "boot": "b2", "manifest": "manifest", "host_boot": "host"},
+        {"event": "loading", "boot": "b2"},
+        {"event": "loaded", "boot": "b2"},
+        {"event": "unrejected", "manifest": "manifest"},
+        {"ranks": [0, 1]},
+        {"kind": "unfit", "reason": "shape"},
+    ]
+    lines = [json.dumps(step).encode() + b"\n" for step in steps]
+    yield b"".join(lines)
+    yield from lines
+
+
+def shard_files(room: Room) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(room.checkpoint.glob("*.safetensors"))]
+
+
+def head_of(data: bytes) -> bytes:
+    return data[8 : 8 + int.from_bytes(data[:8], "little")]
+
+
+TARGETS: dict[str, Target] = {
+    "manifest": Target(read_manifest, lambda room: [room.manifest.encode()]),
+    "checkpoint": Target(read_checkpoint, lambda room: [room.manifest.encode() + room.index]),
+    "index": Target(read_index, lambda room: [room.index]),
+    "header": Target(read_header, lambda room: [head_of(data) for data in shard_files(room)]),
+    "shard file": Target(read_shard_file, shard_files),
+    "fragment": Target(
+        read_fragment,
+        lambda room: [shards(make_key(), r, 2, TENSORS, 0)[0].encode() for r in (0, 1)],
+    ),
+    "proof": Target(read_proof, lambda room: [EVIDENCE + b"\n" + ANSWERS]),
+    "key": Target(read_key, lambda room: [canonical(make_key().to_json())]),
+    "state": Target(read_state, ledger_lines),
+    "file": Target(
+        read_file,
+        lambda room: [kind + b"\xff\xffcontent" for kind in (b"r", b"l", b"f", b"d", b"n")],
+    ),
+    "names": Target(
+        read_names,
+        lambda room: [*(e.path.encode() for e in room.manifest.files), b"a-tp2-bf16-g2"],
+    ),
+}
