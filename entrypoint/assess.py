@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from entrypoint import __version__
+from entrypoint import __version__, stand_in
 from entrypoint.checkpoint.finding import Absent, Complete, Finding, Unreachable
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.manifest import Manifest
@@ -17,12 +17,12 @@ from entrypoint.engine.resolution import Rejected, Resolution, resolve, untried
 from entrypoint.log import Log
 from entrypoint.model.bounded import within
 from entrypoint.model.identity import Identity, key_by_config
-from entrypoint.model.source import SourceView
+from entrypoint.model.source import SourceView, StandIn
 from entrypoint.plan import Obstacle, Policy, Situation
 from entrypoint.state.memory import Memory
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejection, Rejections
-from entrypoint.state.status import Reporter
+from entrypoint.state.reporter import Reporter
 from entrypoint.store.base import open_store
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import Wanted, look
@@ -110,14 +110,20 @@ def assess_again(boot: Boot) -> Assessment:
     """Ask vLLM, look at the source and, as far as needed, at the stores. As `assess`, silently."""
     settings, memory = boot.settings, boot.memory
     engine = find(settings.vllm, boot.environ)
-    source = SourceView(boot.environ, memory, boot.log)
     local_store = DirectoryStore(settings.local_dir, settings.dir_mode, settings.file_mode)
     shared_store = (
         open_store(settings.shared, dir_mode=settings.dir_mode, file_mode=settings.file_mode)
         if settings.shared
         else None
     )
-    resolved = resolve(engine, boot.words, boot.environ, memory, source.identify)
+
+    def find_stand_in(word: str, commit: str | None) -> StandIn | None:
+        far = shared_store is not None and _answers(shared_store)
+        stores = [local_store, *([shared_store] if shared_store is not None and far else [])]
+        return stand_in.find(stores, settings.checkpoint, word, commit)
+
+    source = SourceView(boot.environ, memory, boot.log, find_stand_in)
+    resolved = resolve(engine, boot.words, boot.environ, memory, source.identify, source.borrow)
     if isinstance(resolved, Rejected):
         text = f"vLLM does not take these words: {resolved.message}"
         wish = Obstacle("engine.rejected", text, exit_code=2, is_wish=True)
@@ -180,9 +186,13 @@ def _situation(
 
 def _look_far(store: DirectoryStore, wanted: Wanted, memory: Memory) -> Finding:
     """Look at a shared store, unless its file system hangs: then nothing waits for it."""
-    if within(STORE_SECONDS, lambda: os.path.isdir(store.root)) is None:
+    if not _answers(store):
         return Unreachable(f"{store.where} did not answer within {STORE_SECONDS:.0f} s")
     return look(store, wanted, memory)
+
+
+def _answers(store: DirectoryStore) -> bool:
+    return within(STORE_SECONDS, lambda: os.path.isdir(store.root)) is not None
 
 
 def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> Wanted:

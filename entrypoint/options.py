@@ -148,7 +148,7 @@ def new_boot(
     from entrypoint import boot  # noqa: PLC0415 - what only looks at boots needs none of these
     from entrypoint.assess import Boot  # noqa: PLC0415
     from entrypoint.engine.address import address  # noqa: PLC0415
-    from entrypoint.state.status import Reporter  # noqa: PLC0415
+    from entrypoint.state.reporter import Reporter  # noqa: PLC0415
 
     settings = read_settings(flags, environ)
     log = Log(boot.new_boot_id(), as_json=settings.log_format == "json")

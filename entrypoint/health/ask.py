@@ -48,13 +48,22 @@ def ask(address: Address, seconds: float) -> Answer:
     except TimeoutError:
         return Answer(None, f"no answer within {seconds:g} s")
     except (OSError, OverflowError, ValueError) as error:
-        if address.mutual and "_ALERT_" in str(getattr(error, "reason", "")):
+        if address.mutual and _is_refusal(error):
             return Answer(OK, "up; it wants a client certificate, so it was not asked further")
         return Answer(None, getattr(error, "strerror", None) or str(error))
     version, _, rest = line.partition(b" ")
-    if not version.startswith(b"HTTP/") or not rest[:3].isdigit():
+    status = rest[:3].decode("ascii", "replace")
+    if not version.startswith(b"HTTP/") or len(status) != len("200") or not status.isdecimal():
         return Answer(None, "what answers does not speak HTTP")
-    return Answer(int(rest[:3]), f"answers {rest[:3].decode()}")
+    return Answer(int(status), f"answers {status}")
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Tell whether a server that was reached did not like our certificate, or that we have none."""
+    import ssl  # noqa: PLC0415 - it is there by now
+
+    # TLS 1.3 refuses after the handshake, in the middle of the question.
+    return isinstance(error, (ssl.SSLError, ConnectionResetError, BrokenPipeError))
 
 
 @contextmanager

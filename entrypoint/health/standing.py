@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from entrypoint.checkpoint.digest import Json
+from entrypoint.errors import one_line
 from entrypoint.health.ask import Answer
 from entrypoint.log import human_bytes
 from entrypoint.state.status import Life, Status
@@ -32,7 +33,7 @@ class Standing(NamedTuple):
     @property
     def line(self) -> str:
         """Phase and text."""
-        return f"{self.phase}: {self.text}" if self.text else self.phase
+        return one_line(f"{self.phase}: {self.text}")
 
 
 def stand(status: Status, notes: Notes, life: Life, now: float) -> Standing:

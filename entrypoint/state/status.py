@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
@@ -22,12 +21,8 @@ from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.state import process
 from entrypoint.state.files import write_json
 
-PROGRESS_SECONDS: Final = 1.0
-"""Between two writes about one step."""
-
 MAX_FILES: Final = 32
 MAX_STATUS_BYTES: Final = 64 * 1024
-MAX_TEXT: Final = 500
 PUBLIC: Final = 0o644
 """No secret, and an operator who is root marks what the service user must read."""
 
@@ -152,55 +147,6 @@ def _filled(base: T, value: Json) -> T:
         if type(given) is type(default) and (type(given) is not float or isfinite(given)):
             found[name] = given
     return cast("T", named._replace(**found))
-
-
-class Reporter:
-    """Keeps the status file of one boot; without a `root`, or where it cannot, it keeps none."""
-
-    def __init__(self, root: Path | None, boot: str, address: Address) -> None:
-        self.root = root
-        self.is_kept = root is not None
-        now = time.time()
-        self.status = Status(boot=boot, started=now, address=address)
-        if root is not None:
-            self.status = self.status._replace(server=Server.this())
-            forget_oldest(root)
-        self._begun = self._written = time.monotonic()
-
-    def know(self, **facts: Any) -> None:
-        """Learn what the next write shall say: `action`, `tier`, `reason`, `address` and such."""
-        self.status = self.status._replace(**facts)
-
-    def phase(self, phase: str, text: str = "", **facts: Any) -> None:
-        """Say that a phase begins, or what it is at now."""
-        status = self.status._replace(text=text[:MAX_TEXT], **facts)
-        if phase != status.phase:
-            status = status._replace(phase=phase, since=time.time(), done=0, total=0, eta=0.0)
-            self._begun = time.monotonic()
-        self.status = status
-        self._write()
-
-    def progress(self, done: int, total: int) -> None:
-        """Say how far the phase is, in bytes; most calls cost nothing."""
-        now = time.monotonic()
-        if now - self._written < PROGRESS_SECONDS:
-            return
-        if not done:
-            # What comes before the first byte says nothing about the pace.
-            self._begun = now
-        left = max(0, total - done) * (now - self._begun) / done if done else 0.0
-        self.status = self.status._replace(done=done, total=total, eta=round(left, 1))
-        self._write()
-
-    def _write(self) -> None:
-        self._written = time.monotonic()
-        if self.root is None:
-            return
-        self.status = self.status._replace(updated=round(time.time(), 3))
-        try:
-            write(self.root, self.status)
-        except OSError:
-            self.is_kept = False
 
 
 def write(root: Path, status: Status) -> None:
