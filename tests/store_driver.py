@@ -1,6 +1,6 @@
-"""The three ways a checkpoint comes to be, as a process of its own that may be killed.
+"""The ways a checkpoint comes to be, and to go, as a process of its own that may be killed.
 
-python tests/store_driver.py ACT ROOT SHARED     ACT: save, copy, push or commit
+python tests/store_driver.py ACT ROOT SHARED     ACT: save, copy, push, commit or gc
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from checkpoints import Tensor, fill, make_key
 
 from entrypoint.checkpoint.manifest import decode
 from entrypoint.store import publish, transfer, tree
+from entrypoint.store.collect import collect
 from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.retention import Rules
 from entrypoint.store.staging import join
 
 BIG: tuple[Tensor, ...] = tuple((f"layers.{n}.weight", "U8", (1 << 20,), 1 << 20) for n in range(6))
@@ -52,11 +54,16 @@ def commit(root: Path, _: Path) -> None:
         staged.commit(manifest)
 
 
+def gc(root: Path, _: Path) -> None:
+    collect(DirectoryStore(root), root.parent / "state", Rules(grace=-1), dry_run=False)
+
+
 ACTS: dict[str, Callable[[Path, Path], None]] = {
     "save": save,
     "copy": copy,
     "push": push,
     "commit": commit,
+    "gc": gc,
 }
 
 

@@ -1,4 +1,4 @@
-"""SIGKILL while a checkpoint is saved, copied or committed: it is absent or complete."""
+"""SIGKILL while a checkpoint is saved, copied, committed or collected: it is absent or complete."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 import store_driver
-from checkpoints import make_checkpoint
+from checkpoints import fill, make_checkpoint, make_key
 from store_contract import deep_verify, left_over
 from store_driver import ACTS, BIG, PHASES
 
+from entrypoint.store import pins
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.staging import sweep
 
@@ -119,4 +120,87 @@ def test_a_kill_at_each_call_of_a_commit_leaves_it_absent_or_complete(
         pytest.fail("there is no end to it")
     with capsys.disabled():
         print(f"\n{call}: {kills} kills, one before each call")
+    assert kills > 0
+
+
+KEPT = {"newest", "pinned"}
+
+
+def stock(root: Path) -> DirectoryStore:
+    """Make a store in which there is something to keep, to collect, to sweep and to delete."""
+    store = DirectoryStore(root)
+    for number, name in enumerate(("old-1", "old-2", "pinned", "trash", "newest")):
+        make_checkpoint(root, name=name, key=make_key(vllm=f"0.{number}"), parts=1)
+        os.utime(store.path(name) / "manifest.json", (number + 1, number + 1))
+    pins.pin(root, "pinned", store.dir_mode)
+    store.retire("trash")
+    with store.stage("killed") as staged:
+        fill(staged, make_key())
+        staged.disown()
+    return store
+
+
+def check_and_finish(store: DirectoryStore) -> None:
+    """Whatever a killed gc left: what is listed is whole, and the next one finishes."""
+    assert set(store.names()) >= KEPT
+    for name in store.names():
+        deep_verify(store, name)
+    ACTS["gc"](store.root, store.root)
+    assert set(store.names()) == KEPT
+    for name in KEPT:
+        deep_verify(store, name)
+    assert left_over(store) == []
+    assert os.listdir(store.root / ".trash") == []
+
+
+def test_a_kill_at_any_moment_of_gc_loses_nothing_that_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
+    chance = random.Random(seed)  # noqa: S311 - moments, not secrets
+    started = time.monotonic()
+    stock(tmp_path / "first")
+    stocked = time.monotonic()
+    ACTS["gc"](tmp_path / "first", tmp_path)
+    typical = time.monotonic() - stocked
+    left: Counter[int] = Counter()
+    for number in range(KILLS):
+        store = stock(tmp_path / f"{number}")
+        child = os.fork()
+        if child == 0:
+            ACTS["gc"](store.root, store.root)
+            os._exit(0)
+        time.sleep(chance.uniform(0, typical))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        left[len(store.names())] += 1
+        check_and_finish(store)
+        shutil.rmtree(store.root)
+    with capsys.disabled():
+        print(f"\ngc: seed {seed}, {KILLS} kills in {time.monotonic() - started:.0f} s: {left}")
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize("call", ["rename", "fsync", "flock", "unlinkat", "rmdir"])
+def test_a_kill_at_each_call_of_gc_loses_nothing_that_is_kept(
+    tmp_path: Path, call: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = [sys.executable, store_driver.__file__, "gc"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    kills = 0
+    for number in range(1, 200):
+        store = stock(tmp_path / str(number) / "store")
+        inject = f"inject={call}:signal=KILL:when={number}"
+        strace = ["strace", "-f", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject]
+        command = [*strace, *driver, str(store.root), "-"]
+        status = subprocess.run(command, env=environ, check=False).returncode
+        check_and_finish(store)
+        shutil.rmtree(store.root)
+        if status == 0:
+            break
+        kills += 1
+    else:
+        pytest.fail("there is no end to it")
+    with capsys.disabled():
+        print(f"\n{call} of gc: {kills} kills, one before each call")
     assert kills > 0
