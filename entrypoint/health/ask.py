@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from entrypoint.state.status import Address
@@ -23,10 +22,14 @@ MAX_LINE: Final = 1024
 
 
 class Answer(NamedTuple):
-    """The status of an answer, None without one; and in words."""
+    """The status of an answer, None without one; and in words.
+
+    `is_there`: somebody listens, as vLLM does once its engine is ready.
+    """
 
     status: int | None
     text: str
+    is_there: bool = True
 
     @property
     def is_ok(self) -> bool:
@@ -37,20 +40,26 @@ class Answer(NamedTuple):
 def ask(address: Address, seconds: float) -> Answer:
     """Ask once, for `seconds` in all; whatever goes wrong is an answer as well.
 
-    A server that insists on a client certificate, and does not take its own, is up: it listens
-    only once its engine is ready.
+    A server that insists on a client certificate, and does not take its own, counts as serving.
     """
     deadline = time.monotonic() + seconds
+    late = Answer(None, f"no answer within {seconds:g} s")
     try:
-        with _connected(address, seconds) as connection:
+        plain = _connected(address, seconds)
+    except TimeoutError:
+        return late
+    except (OSError, OverflowError, ValueError) as error:
+        return Answer(None, getattr(error, "strerror", None) or str(error), is_there=False)
+    try:
+        with plain, _secured(plain, address) as connection:
             connection.sendall(REQUEST)
             line = _first_line(connection, deadline)
     except TimeoutError:
-        return Answer(None, f"no answer within {seconds:g} s")
-    except (OSError, OverflowError, ValueError) as error:
+        return late
+    except OSError as error:
         if address.mutual and _is_refusal(error):
             return Answer(OK, "up; it wants a client certificate, so it was not asked further")
-        return Answer(None, getattr(error, "strerror", None) or str(error))
+        return Answer(None, error.strerror or str(error))
     version, _, rest = line.partition(b" ")
     status = rest[:3].decode("ascii", "replace")
     if not version.startswith(b"HTTP/") or len(status) != len("200") or not status.isdecimal():
@@ -66,17 +75,7 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, (ssl.SSLError, ConnectionResetError, BrokenPipeError))
 
 
-@contextmanager
-def _connected(address: Address, seconds: float) -> Iterator[socket.socket]:
-    with _plain(address, seconds) as plain:
-        if not address.is_tls:
-            yield plain
-            return
-        with _secured(plain, address) as secured:
-            yield secured
-
-
-def _plain(address: Address, seconds: float) -> socket.socket:
+def _connected(address: Address, seconds: float) -> socket.socket:
     if not address.uds:
         host = EVERY.get(address.host, address.host)
         return socket.create_connection((host, address.port), seconds)
@@ -91,6 +90,8 @@ def _plain(address: Address, seconds: float) -> socket.socket:
 
 
 def _secured(plain: socket.socket, address: Address) -> socket.socket:
+    if not address.is_tls:
+        return plain
     import ssl  # noqa: PLC0415 - dear, and most servers speak plain HTTP
 
     # Nothing secret is sent, and the certificate names what clients call, not this host's inside.

@@ -48,7 +48,7 @@ def check(root: Path, status: Status, seconds: float) -> Report:
     standing = stand(status, notes, life, time.time())
     if standing.is_asked:
         answer = ask(status.address, seconds)
-        is_news = answer.status is not None and not status.healthy
+        is_news = answer.is_there and not status.healthy
         if is_news and life == "here" and is_another(status.server.pid, status.address):
             text = f"{standing.text}; another process answers on {status.address}"
             standing = standing._replace(text=text)

@@ -53,7 +53,7 @@ def answered(standing: Standing, status: Status, answer: Answer) -> Standing:
     """Return what the standing is, given vLLM's answer."""
     if answer.is_ok:
         return Standing("serving", _where(status), is_healthy=True)
-    if status.healthy or answer.status is not None:
+    if status.healthy or answer.is_there:
         return Standing("unhealthy", f"{status.address}: {answer.text}")
     return standing
 

@@ -2,7 +2,8 @@
 
     stub_vllm.py HOUSE -P …/resolve.py FD                      how it reads the words
     stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.save FD    a save: real shard files, no vLLM
-    stub_vllm.py HOUSE …/bin/vllm serve WORD…                  dumps what it was given, and ends
+    stub_vllm.py HOUSE …/bin/vllm serve WORD…                  dumps what it was given, and ends;
+                                                               or answers HTTP until stdin ends
 
 `HOUSE/rules.json` says how each of them misbehaves; `HOUSE/calls` gets a line for each;
 `HOUSE/events` is a FIFO that a test may wait on.
@@ -25,8 +26,10 @@ from entrypoint.checkpoint.digest import digest_bytes
 from entrypoint.checkpoint.fragment import fragment_name
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import layout_of
+from entrypoint.engine.words import kept_positions
 
-IGNORABLE = {"--host": 1, "--port": 1, "--api-key": "*", "--served-model-name": "+"}
+IGNORABLE = {"--host": 1, "--port": 1, "--api-key": "*", "--served-model-name": "+", "--uds": 1}
+IGNORABLE |= {"--ssl-certfile": 1, "--ssl-keyfile": 1}
 ENV_NAMES = ["VLLM_ATTENTION_BACKEND", "VLLM_TARGET_DEVICE"]
 
 
@@ -42,8 +45,12 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--load-format", default="auto")
     words.add_argument("--model-loader-extra-config", default="")
     words.add_argument("--speculative-config", default="")
-    words.add_argument("--host")
-    words.add_argument("--port")
+    words.add_argument("--host", default="")
+    words.add_argument("--port", type=int, default=8000)
+    words.add_argument("--uds", default="")
+    words.add_argument("--ssl-certfile", default="")
+    words.add_argument("--ssl-keyfile", default="")
+    words.add_argument("--headless", action="store_true")
     words.add_argument("--api-key", nargs="*")
     words.add_argument("--served-model-name", nargs="+")
     return words
@@ -53,6 +60,20 @@ def read(words: list[str]) -> argparse.Namespace:
     args = parser().parse_args(words)
     args.model = args.model_tag or args.model
     return args
+
+
+def server(words: list[str]) -> dict[str, Any]:
+    args = parser().parse_args(words)
+    return {
+        "host": args.host,
+        "port": args.port,
+        "takes_port": True,
+        "uds": args.uds,
+        "certfile": args.ssl_certfile,
+        "keyfile": args.ssl_keyfile,
+        "mutual": False,
+        "headless": args.headless,
+    }
 
 
 def key_of(args: argparse.Namespace) -> Key:
@@ -92,6 +113,7 @@ def resolve(words: list[str], rules: dict[str, Any]) -> dict[str, Any]:
         "model": {"word": args.model, "revision": args.revision},
         "key": key,
         "layout": {"nnodes": args.nnodes, "node_rank": 0},
+        "server": server([words[i] for i in kept_positions(words, IGNORABLE)]),
         "load": {"format": args.load_format, "extra_config": bool(args.model_loader_extra_config)},
         "kind": {"draft": "separate" if draft else "none", "moe": False},
     }
@@ -198,10 +220,26 @@ def serve(words: list[str], rules: dict[str, Any]) -> None:
     if rules.get("stay"):
         tell("staying")
         sys.stdin.read()
+    if "answers" in rules:
+        answer_http(words)
     if "kill" in rules:
         os.kill(os.getpid(), rules["kill"])
     print("this is vllm", flush=True)
     os._exit(rules.get("status", 0))
+
+
+def answer_http(words: list[str]) -> None:
+    """Listen where the words say, as real vLLM would, until nobody needs this any more."""
+    from blackbox import stub_http  # dear, and few tests need it
+
+    def status() -> int:
+        found: int = json.loads((HOUSE / "rules.json").read_text())["serve"]["answers"]
+        return found
+
+    args, _ = parser().parse_known_args(words[2:])
+    stub_http.listen(args, status)
+    tell("listening")
+    sys.stdin.read()
 
 
 def main() -> None:

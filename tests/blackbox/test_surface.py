@@ -115,7 +115,7 @@ def test_plan_changes_nothing_but_memory(house: House, is_saved: bool) -> None:
     assert plan["action"] == ("reuse" if is_saved else "save")
     assert before == {name: snapshot(getattr(house, name)) for name in before}
     beside = {p.name for p in house.state.iterdir()}
-    assert beside == ({"memory", "ledger.jsonl", "logs"} if is_saved else {"memory"})
+    assert beside == ({"memory", "ledger.jsonl", "logs", "status"} if is_saved else {"memory"})
 
 
 def test_plan_says_what_serve_then_does(house: House) -> None:
@@ -149,7 +149,8 @@ def test_usage_errors_are_exit_2(house: House, words: list[str]) -> None:
 
 def test_the_words_of_the_user_are_nowhere_at_rest(house: House) -> None:
     secret = "sk-very-secret-word"  # noqa: S105 - a stand-in
-    house.serve("--api-key", secret, "--host", secret)
+    # An address is no secret, and is kept: `health` asks there.
+    house.serve("--api-key", secret, "--host", "127.0.0.1")
     house.serve("--max-model-len", 17, "--api-key", secret)
     house.rules(save={"exit": 1})
     house.run("serve", house.model, "-tp", 1, "--api-key", secret)

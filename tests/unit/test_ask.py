@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,7 @@ def on_a_port(host: str = "127.0.0.1") -> tuple[socket.socket, Address]:
 def test_what_is_answered_is_told(data: bytes, status: int | None, text: str) -> None:
     listener, address = on_a_port()
     with answering(listener, saying(data)):
-        assert ask(address, SECONDS) == (status, text)
+        assert ask(address, SECONDS) == (status, text, True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "::1", "localhost", ""])  # noqa: S104
@@ -92,12 +93,11 @@ def test_a_unix_socket_is_asked(tmp_path: Path) -> None:
 def test_nobody_there_is_told_at_once(tmp_path: Path) -> None:
     listener, address = on_a_port()  # bound as vLLM binds it, before it listens
     started = time.monotonic()
-    assert ask(address, SECONDS).text == "Connection refused"
+    assert ask(address, SECONDS) == (None, "Connection refused", False)
     listener.close()
     assert ask(Address(uds=str(tmp_path / "v")), SECONDS).text == "No such file or directory"
-    assert ask(Address(uds="x" * 500), SECONDS).status is None
-    assert ask(Address(port=99_999), SECONDS).status is None
-    assert ask(Address(host="a\0b"), SECONDS).status is None
+    for odd in (Address(uds="x" * 500), Address(port=99_999), Address(host="a\0b")):
+        assert not ask(odd, SECONDS).is_there
     assert time.monotonic() - started < SECONDS
 
 
@@ -120,7 +120,7 @@ def test_one_that_hangs_or_trickles_costs_the_bound_and_no_more() -> None:
         with answering(listener, does):
             found = ask(address, 0.3)
             assert time.monotonic() - started < 2.0
-        assert found == (None, "no answer within 0.3 s")
+        assert found == (None, "no answer within 0.3 s", True)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_tls_is_spoken_and_the_name_in_the_certificate_does_not_matter(
     pair: tuple[Path, Path],
 ) -> None:
     with over_tls(pair) as address:
-        assert ask(address, SECONDS) == (200, "answers 200")
+        assert ask(address, SECONDS) == (200, "answers 200", True)
 
 
 def test_plain_words_to_tls_and_tls_to_plain_words_are_no_health(pair: tuple[Path, Path]) -> None:
@@ -174,7 +174,7 @@ def test_plain_words_to_tls_and_tls_to_plain_words_are_no_health(pair: tuple[Pat
 
 def test_its_own_certificate_opens_a_server_that_wants_one(pair: tuple[Path, Path]) -> None:
     with over_tls(pair, trusts=pair[0]) as address:
-        assert ask(address, SECONDS) == (200, "answers 200")
+        assert ask(address, SECONDS) == (200, "answers 200", True)
 
 
 @pytest.mark.parametrize("has_own", [True, False])
@@ -185,7 +185,9 @@ def test_a_server_that_refuses_our_certificate_is_up(
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=other"]
     command += ["-keyout", str(tmp_path / "key"), "-out", str(other)]
     subprocess.run(command, check=True, capture_output=True)
-    unreadable = {} if has_own else {"certfile": "/none/such", "keyfile": "/none/such"}
+    unreadable: dict[str, Any] = (
+        {} if has_own else {"certfile": "/none/such", "keyfile": "/none/such"}
+    )
     with over_tls(pair, trusts=other) as address:
         found = ask(address._replace(**unreadable), SECONDS)
     assert found.is_ok

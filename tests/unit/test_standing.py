@@ -118,7 +118,7 @@ def test_a_node_without_http_goes_by_its_loader_and_its_process(
 
 
 LOADING = Standing("loading", "the weights, for 8 s", is_asked=True)
-REFUSED = Answer(None, "Connection refused")
+REFUSED = Answer(None, "Connection refused", is_there=False)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,7 @@ REFUSED = Answer(None, "Connection refused")
         (at(), Answer(200, ""), "serving: local on http://*:8000", True),
         (at(), REFUSED, "loading: the weights, for 8 s", False),
         (at(), Answer(503, "answers 503"), "unhealthy: http://*:8000: answers 503", False),
+        (at(), Answer(None, "no answer"), "unhealthy: http://*:8000: no answer", False),
         (at(healthy=1.0), Answer(200, ""), "serving: local on http://*:8000", True),
         (at(healthy=1.0), REFUSED, "unhealthy: http://*:8000: Connection refused", False),
         (

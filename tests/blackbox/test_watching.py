@@ -1,0 +1,405 @@
+"""`status`, `wait` and `health` beside boots of every kind; a stub answers HTTP in vLLM's place."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blackbox import stub_http
+from blackbox.harness import Boot, House
+from blackbox.stub_vllm import parser
+
+from entrypoint.state.ledger import Ledger
+
+STAYS = {"stay": True}
+ANSWERS = {"answers": 200}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def serving(house: House, *words: object, **rules: object) -> Iterator[subprocess.Popen[str]]:
+    """Boot a server that stays; when the block ends, so does the server."""
+    house.rules(serve=rules or ANSWERS)
+    process = house.start("serve", house.model, "-tp", 2, *words)
+    house.wait_for("staying" if rules.get("stay") else "listening")
+    yield process
+    house.finish(process)
+
+
+def health(house: House, *words: object, **more: object) -> tuple[int, Any]:
+    found = house.run("health", "--format", "json", *words, **more)
+    assert found.stderr == ""
+    return found.status, json.loads(found.stdout)
+
+
+def note(house: House, event: str, **fields: Any) -> None:
+    """Note something in the latest boot's name, as the plugin does inside vLLM."""
+    attempts = [entry for entry in house.ledger if entry["event"] == "attempt"]
+    about = {"boot": attempts[-1]["boot"], "event": event, "time": round(time.time(), 3)}
+    Ledger(house.state).append(about | fields)
+
+
+def files(house: House) -> list[Path]:
+    return sorted((house.state / "status").iterdir())
+
+
+def rewrite(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.fixture
+def port(house: House) -> int:
+    house.serve()  # saved, so that the boots of the tests are hits
+    return free_port()
+
+
+def test_health_follows_a_boot_from_its_start_to_its_end(house: House, port: int) -> None:
+    with serving(house, "--port", port, **STAYS) as process:
+        status, found = health(house)
+        assert (status, found["healthy"], found["phase"]) == (1, False, "starting")
+        assert (found["pid"], found["tier"], found["reason"]) == (process.pid, "local", "local.hit")
+        assert found["checkpoint"] == house.store.names()[0]
+        note(house, "loading")
+        assert health(house)[1]["phase"] == "loading"
+        note(house, "loaded", seconds=1.5)
+        status, found = health(house)
+        assert (status, found["phase"]) == (1, "loaded")
+        assert "in 1.5 s" in found["text"]
+    status, found = health(house)
+    assert (status, found["phase"]) == (1, "failed")
+    assert found["text"] == "exited after loading, before it served"
+
+
+def test_health_is_that_of_vllm_and_the_first_answer_is_noted_once(house: House, port: int) -> None:
+    with serving(house, "--port", port):
+        answers = [health(house) for _ in range(3)]
+        assert {(s, f["phase"], f["healthy"]) for s, f in answers} == {(0, "serving", True)}
+        (noted,) = [entry for entry in house.ledger if entry["event"] == "healthy"]
+        assert noted["boot"] == answers[0][1]["boot"]
+        assert 0 < noted["seconds"] < 60
+        house.rules(serve={"answers": 503})
+        status, found = health(house)
+        assert (status, found["phase"]) == (1, "unhealthy")
+        assert "answers 503" in found["text"]
+        house.rules(serve=ANSWERS)
+        assert health(house)[0] == 0
+        assert house.run("health").stdout == f"serving: local on http://*:{port}\n"
+    assert health(house)[1]["phase"] == "stopped"
+
+
+def pem(house: House) -> tuple[Path, Path]:
+    cert, key = house.root / "cert.pem", house.root / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x"]
+    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
+def on_a_socket(house: House, port: int) -> list[object]:
+    return ["--uds", "v.sock"]  # relative to where serve was started
+
+
+def over_tls(house: House, port: int) -> list[object]:
+    cert, key = pem(house)
+    return [f"--port={port}", "--ssl-certfile", cert, "--ssl-keyfile", key]
+
+
+def tls_on_a_socket(house: House, port: int) -> list[object]:
+    cert, key = pem(house)
+    return ["--uds", house.root / "v.sock", f"--ssl-certfile={cert}", f"--ssl-keyfile={key}"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        lambda _, port: ["--port", port],
+        lambda _, port: ["--host", "127.0.0.1", "--port", 1, f"--port={port}"],
+        lambda _, port: ["--host", "0.0.0.0", "--port", port],  # noqa: S104
+        on_a_socket,
+        over_tls,
+        tls_on_a_socket,
+    ],
+)
+def test_vllm_is_asked_where_its_words_put_it(
+    house: House, port: int, words: Callable[[House, int], list[object]]
+) -> None:
+    with serving(house, *words(house, port)):
+        assert health(house)[0] == 0
+    # The address is none of what decides how vLLM reads the words.
+    assert house.calls.count("resolve") == 1
+
+
+def test_an_address_that_is_in_no_word_is_the_one_that_vllm_told(house: House) -> None:
+    port = free_port()
+    # As a YAML file that the words name would have it.
+    house.rules(resolve={"change": {"server": {"port": port}}})
+    house.serve("--max-model-len", 7)
+    with serving(house, "--max-model-len", 7):
+        # The stub does not know the file: it listens on its default, or not at all.
+        assert health(house)[1]["address"] == f"http://*:{port}"
+
+
+def test_a_remembered_answer_holds_no_port_of_an_earlier_boot(house: House) -> None:
+    house.serve("--port", 1234)
+    house.serve()
+    assert health(house)[1]["address"] == "http://*:8000"
+    assert house.calls.count("resolve") == 1
+
+
+def test_a_node_without_http_is_healthy_once_its_weights_are_loaded(
+    house: House, port: int
+) -> None:
+    house.serve("--headless")
+    with serving(house, "--headless", **STAYS):
+        assert health(house)[0] == 1
+        note(house, "loading")
+        assert health(house)[1]["phase"] == "loading"
+        note(house, "loaded", seconds=1.0)
+        assert health(house)[0] == 0
+        assert house.ledger[-1]["event"] == "healthy"
+    assert health(house)[0] == 1
+
+
+def test_somebody_else_on_the_port_is_not_our_health(house: House, port: int) -> None:
+    stub_http.listen(parser().parse_args(["m", "--port", str(port)]), lambda: 200)
+    with serving(house, "--port", port, **STAYS):
+        status, found = health(house)
+        assert (status, found["phase"]) == (1, "starting")
+        assert f"another process answers on http://*:{port}" in found["text"]
+    assert "healthy" not in {entry["event"] for entry in house.ledger}
+
+
+def test_a_save_is_told_while_it_runs(house: House) -> None:
+    house.rules(save={"hang": True})
+    process = house.start("serve", house.model, "-tp", 2)
+    house.wait_for("hanging")
+    status, found = health(house)
+    assert (status, found["phase"], found["tier"]) == (1, "saving", "saved")
+    assert (found["pid"], found["reason"]) == (process.pid, "local.absent")
+    house.end_hanging()
+    boot = house.finish(process)
+    assert boot.events[-1] == "save.failed"
+    assert health(house)[1]["action"] == "serve-source"
+
+
+def test_waiting_for_another_boot_is_told(house: House) -> None:
+    house.serve()
+    (house.local / house.store.names()[0]).rename(house.root / "away")
+    (lock,) = house.local.glob(".*.lock")
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = house.start("serve", house.model, "-tp", 2)
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "lock.wait" in line)
+        found = health(house)[1]
+        assert found["phase"] == "waiting"
+        assert found["text"] in line
+    house.finish(process)
+
+
+def test_a_refusal_is_a_failure_with_its_reason(house: House) -> None:
+    boot = house.run("serve", "--on-miss", "refuse", house.model, "-tp", 2)
+    assert boot.status == 31
+    status, found = health(house)
+    assert (status, found["phase"]) == (1, "failed")
+    assert found["text"].startswith("local.absent: ")
+
+
+def test_vllm_that_died_is_a_failure_with_how_far_it_came(house: House, port: int) -> None:
+    house.rules(serve={"kill": signal.SIGKILL})
+    house.serve()
+    assert house.run("health").stdout == "failed: exited while starting\n"
+    note(house, "loading")
+    assert house.run("health").stdout == "failed: exited while loading the weights\n"
+
+
+@pytest.mark.parametrize("rules", [{"exit": 1}, {"say": "no"}])
+def test_a_boot_that_could_not_ask_vllm_is_watched_all_the_same(
+    house: House, rules: dict[str, object]
+) -> None:
+    port = free_port()
+    house.rules(resolve=rules, serve=ANSWERS)
+    process = house.start("serve", house.model, "-tp", 2, "--port", port)
+    house.wait_for("listening")
+    status, found = health(house)
+    assert (status, found["tier"], found["reason"]) == (0, "source", "engine.failed")
+    assert "vLLM was not asked for its address" in found["text"]
+    house.finish(process)
+    (attempt,) = [entry for entry in house.ledger if entry["event"] == "attempt"]
+    assert (attempt["action"], attempt["reason"]) == ("serve-source", "engine.failed")
+
+
+def test_a_pid_that_another_process_has_by_now_is_no_life(house: House, port: int) -> None:
+    with serving(house, "--port", port, **STAYS) as process:
+        (path,) = files(house)[-1:]
+        server = json.loads(path.read_text())["server"]
+        assert server["pid"] == process.pid
+        rewrite(path, server=server | {"pid": os.getpid()})
+        assert health(house)[1]["phase"] == "failed"
+        rewrite(path, server=server | {"host_boot": "another"})
+        assert health(house)[1]["phase"] == "failed"
+
+
+def test_a_process_of_another_container_is_not_taken_for_dead(house: House, port: int) -> None:
+    with serving(house, "--port", port):
+        (path,) = files(house)[-1:]
+        server = json.loads(path.read_text())["server"]
+        rewrite(path, server=server | {"pid": 1, "start": 1, "namespace": "pid:[1]"})
+        assert health(house)[0] == 0
+        house.rules(serve={"answers": 503})
+        assert health(house)[1]["phase"] == "unhealthy"
+
+
+@pytest.mark.parametrize("data", ["", "{", '{"boot": 3}', "\0" * 100])
+def test_a_torn_status_is_as_good_as_none(house: House, data: str) -> None:
+    house.serve()
+    (path,) = files(house)
+    path.write_text(data)
+    assert "vLLM's default" in house.run("health").stdout
+    assert house.run("status").stdout == f"{house.state}: no boot left a status\n"
+    assert house.serve().events[-1] == "local.hit"
+
+
+def test_without_a_state_directory_vllms_default_address_is_asked_and_that_is_said(
+    house: House,
+) -> None:
+    house.state.write_text("")
+    boot = house.serve()
+    assert boot.events.count("state.unwritable") == 1
+    for more in ({}, {"SHARDBOOT": "off"}):
+        found = house.run("health", **more)
+        assert "vLLM's default http://*:8000" in found.stdout
+        assert found.stderr == ""
+
+
+def test_switched_off_an_earlier_boot_is_not_meant(house: House) -> None:
+    house.serve()
+    assert health(house)[1]["phase"] == "failed"
+    assert "vLLM's default" in health(house, SHARDBOOT="off")[1]["text"]
+
+
+def test_the_server_that_runs_is_meant_and_status_shows_all(house: House, port: int) -> None:
+    with serving(house, "--port", port) as first, serving(house, **STAYS) as second:
+        house.rules(serve=ANSWERS)
+        house.serve("--max-model-len", "x")
+        assert health(house)[1]["pid"] == second.pid
+        found = house.run("status", "--format", "json").json
+        assert [each["pid"] for each in found[:2]] == [second.pid, first.pid]
+        assert [each["phase"] for each in found] == ["starting", "serving", "failed"]
+        rows = house.run("status").stdout.splitlines()
+        assert len(rows) == 3
+        assert rows[1].endswith(f"serving: local on http://*:{port}")
+        assert str(first.pid) in rows[1]
+    assert len(house.run("status").stdout.splitlines()) == 1
+
+
+class Waiting:
+    """A `wait` under way, and what it says."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.process = house.start("wait")
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def end(self) -> Boot:
+        return self.house.finish(self.process)
+
+
+def test_wait_may_begin_before_the_boot_and_ends_when_vllm_serves(house: House, port: int) -> None:
+    rewrite(files(house)[0], started=time.time() - 60)  # over for long
+    waiting = Waiting(house)
+    assert waiting.line() == f"unknown: no boot has left a status in {house.state} yet\n"
+    with serving(house, "--port", port):
+        done = waiting.end()
+        assert done.status == 0
+        assert done.stdout.endswith(f"serving: local on http://*:{port}\n")
+        assert health(house)[0] == 0
+    assert [entry["event"] for entry in house.ledger].count("healthy") == 1
+
+
+def test_wait_says_what_it_waits_for_and_gives_up(house: House, port: int) -> None:
+    with serving(house, "--port", port, **STAYS):
+        done = house.run("wait", "--timeout", "1s")
+    assert done.status == 1
+    first, last = done.stdout.splitlines()
+    assert re.fullmatch(r"starting: vLLM on a checkpoint, for \d+ s", first)
+    assert re.fullmatch(r"starting: vLLM on a checkpoint, for \d+ s; gave up after 1 s", last)
+
+
+def test_wait_ends_with_the_boot_and_says_why(house: House, port: int) -> None:
+    with serving(house, "--port", port, **STAYS):
+        waiting = Waiting(house)
+        waiting.line()
+    done = waiting.end()
+    assert (done.status, done.stdout) == (1, "failed: exited while starting\n")
+
+
+def test_wait_ends_when_a_boot_that_began_meanwhile_was_refused(house: House) -> None:
+    waiting = Waiting(house)
+    assert waiting.line().startswith("unknown: ")
+    house.run("serve", "--on-miss", "refuse", house.model, "-tp", 2)
+    done = waiting.end()
+    assert done.status == 1
+    assert done.stdout.splitlines()[-1].startswith("failed: local.absent: ")
+
+
+def test_wait_prints_json_once(house: House, port: int) -> None:
+    with serving(house, "--port", port):
+        assert house.run("wait", "--format", "json").json["phase"] == "serving"
+
+
+def test_in_a_unit_wait_is_for_the_process_that_systemd_started(house: House, port: int) -> None:
+    with serving(house, "--port", port) as process:
+        assert house.run("wait", MAINPID=process.pid).status == 0
+        other = house.run("wait", "--timeout", "1s", MAINPID=os.getpid())
+    assert other.status == 1
+    assert "no boot has left a status" in other.stdout
+
+
+def test_in_a_unit_systemd_hears_that_there_is_progress(house: House, port: int) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.settimeout(20)
+        channel.bind(str(house.root / "notify"))
+        with serving(house, "--port", port, **STAYS):
+            house.run("wait", "--timeout", "0.5s", NOTIFY_SOCKET=house.root / "notify")
+        told = channel.recv(4096).decode().splitlines()
+    assert told[0].startswith("STATUS=starting: vLLM on a checkpoint")
+    assert told[1] == "EXTEND_TIMEOUT_USEC=60000000"
+    with serving(house, "--port", port, **STAYS):
+        gone = house.run("wait", "--timeout", "0.5s", NOTIFY_SOCKET=house.root / "none-such")
+    assert "Traceback" not in gone.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["health", "--timeout", "soon"], ["wait", "--timeout"], ["status", "x"]]
+)
+def test_words_that_are_wrong_are_exit_2(house: House, words: list[str]) -> None:
+    assert house.run(*words).status == 2
+
+
+def test_health_does_not_wait_for_one_that_hangs(house: House, port: int) -> None:
+    with serving(house, "--port", port) as process:
+        process.send_signal(signal.SIGSTOP)
+        status, found = health(house, "--timeout", "0.3s")
+        process.send_signal(signal.SIGCONT)
+    assert (status, found["phase"]) == (1, "unhealthy")
+    assert found["text"].endswith("no answer within 0.3 s")
