@@ -41,7 +41,7 @@ def alone(
 
     The lock saves work, and nothing breaks where it lies.
     """
-    from entrypoint.store.staging import sweep  # noqa: PLC0415 - a hit sweeps nothing
+    from entrypoint.store.sweep import sweep  # noqa: PLC0415 - a hit sweeps nothing
 
     resolution = assessment.resolution
     assert resolution is not None

@@ -72,6 +72,8 @@ class Use(NamedTuple):
 
 
 UNUSED = Use()
+_END_OF_TIME = 1e11
+"""Seconds since 1970 that no clock shows; a torn line may say anything."""
 
 
 def uses(entries: Iterable[Entry], host_boot: str) -> dict[str, Use]:
@@ -83,8 +85,9 @@ def uses(entries: Iterable[Entry], host_boot: str) -> dict[str, Use]:
         if event == "attempt" and entry.get("action") == "reuse" and isinstance(manifest, str):
             manifests[boot] = manifest
             use, time = found.get(manifest, UNUSED), entry.get("time")
-            served = max(use.served, time) if isinstance(time, (int, float)) else use.served
-            processes = use.processes
+            served, processes = use.served, use.processes
+            if isinstance(time, (int, float)) and 0 <= time < _END_OF_TIME:
+                served = max(served, float(time))
             if entry.get("host_boot") == host_boot:
                 processes += ((entry.get("pid"), entry.get("pid_start")),)
             found[manifest] = use._replace(served=served, processes=processes)

@@ -20,9 +20,9 @@ from entrypoint.checkpoint.manifest import MANIFEST
 from entrypoint.errors import ManifestError, SpaceError
 from entrypoint.state import process
 from entrypoint.state.attempts import UNUSED
-from entrypoint.store import lock, pins, publish, space, staging, tree
+from entrypoint.store import lock, pins, publish, space, sweep
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.retention import Candidate, Rules, Verdict, choose, judge
+from entrypoint.store.retention import Candidate, Rules, Verdict, choose, duration, judge
 from entrypoint.store.survey import survey, uses_here
 
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -47,14 +47,14 @@ def collect(store: DirectoryStore, state: Path, rules: Rules, *, dry_run: bool) 
     """
     candidates = survey(store, state)
     verdicts = judge(candidates, rules, time.time())
-    swept = staging.abandoned(store.root, rules.grace)
+    swept = sweep.abandoned(store.root, rules.grace)
     if not dry_run:
         verdicts = [
             _take(store, state, candidate, verdict) if verdict.is_collected else verdict
             for candidate, verdict in zip(candidates, verdicts, strict=True)
         ]
-        staging.sweep(store.root, rules.grace, store.dir_mode)
-    trash = staging.in_trash(store.root)
+        sweep.sweep(store.root, rules.grace, store.dir_mode)
+    trash = sweep.in_trash(store.root)
     return Collection(
         tuple(verdicts), tuple(path.name for path in swept), tuple(path.name for path in trash)
     )
@@ -75,30 +75,30 @@ def make_room(
     """
     if space.shortage(store.root, needed, limits) is None:
         return
-    _empty_trash(store.root)
+    for left in sweep.orphaned(store.root):
+        say(f"{left.name}: what a builder who died has left")
+        sweep.discard(store.root, [left], store.dir_mode)
+    sweep.empty_trash(store.root)
     short = space.shortage(store.root, needed, limits)
     if short is None:
         return
-    candidates = survey(store, state)
-    victims, available = choose(candidates, short.missing, wanted)
+    victims, available = choose(survey(store, state), short.missing, wanted)
     if not victims:
         text = f"{short.text}; evicting all that may go would free {available}"
         raise SpaceError(text, hint=f"stop or unpin what can be spared, or {space.HINT}")
+    stay = ""
     for victim in victims:
         chosen = Verdict(victim.name, victim.size, is_collected=True, reason="evicted", text="")
         verdict = _take(store, state, victim, chosen)
-        used = time.strftime("%Y-%m-%d %H:%M", time.gmtime(victim.used))
         if verdict.is_collected:
-            say(f"{victim.name}: {victim.size} bytes, last used {used} UTC")
+            ago = duration(max(0.0, time.time() - victim.used))
+            say(f"{victim.name}: {victim.size} bytes, last made use of {ago} ago")
         else:
-            say(f"{victim.name}: stays after all: {verdict.reason}: {verdict.text}")
-    _empty_trash(store.root)
-    space.require_room(store.root, needed, limits)
-
-
-def _empty_trash(root: Path) -> None:
-    for path in staging.in_trash(root):
-        tree.remove(path)
+            stay += f"; {victim.name} stays after all: {verdict.text}"
+    sweep.empty_trash(store.root)
+    short = space.shortage(store.root, needed, limits)
+    if short is not None:
+        raise SpaceError(short.text + stay, hint=space.HINT)
 
 
 def _take(store: DirectoryStore, state: Path, chosen: Candidate, verdict: Verdict) -> Verdict:

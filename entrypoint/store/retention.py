@@ -89,7 +89,7 @@ def _verdict(
     if one.pinned:
         return False, "pinned", "until `shardboot unpin`"
     if now - one.used < rules.grace:
-        return False, "young", f"made or served less than {_duration(rules.grace)} ago"
+        return False, "young", f"made or served less than {duration(rules.grace)} ago"
     if one.flaw:
         return _on_flawed(one, newest_first)
     return _on_sound(one, [c for c in newest_first if c.family == one.family], rules, now)
@@ -113,13 +113,14 @@ def _on_sound(
     if one == newest:
         return False, "newest", "the newest of its model and layout"
     if now - newest.made < rules.settle:
-        return False, "standby", f"{newest.name} is there for less than {_duration(rules.settle)}"
+        return False, "standby", f"{newest.name} is there for less than {duration(rules.settle)}"
     if one == next((c for c in sound if c.loaded), None):
         return False, "loaded", f"the newest that vLLM has loaded; {newest.name} is untried"
     return True, "superseded", f"{newest.name} is newer"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time for people, in its largest whole unit."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.3g} {unit}"

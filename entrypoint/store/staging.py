@@ -6,7 +6,7 @@
 
 `commit` fsyncs everything, writes the manifest last and renames, so at any instant a published
 name is absent or complete. Names are unique and publishing is one rename: the flock only tells
-`sweep` that a builder lives, and nothing breaks where it lies.
+a sweep that a builder lives, and nothing breaks where it lies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import errno
 import fcntl
 import os
 import re
-import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -24,8 +23,8 @@ from typing import Self
 
 from entrypoint.checkpoint.manifest import Manifest, check_path
 from entrypoint.errors import ShardbootError, SpaceError, StagingError
-from entrypoint.store import lock, publish, tree
-from entrypoint.store.publish import TRASH, CommitResult
+from entrypoint.store import publish, tree
+from entrypoint.store.publish import CommitResult
 from entrypoint.store.tree import DIR_MODE, FILE_MODE
 from entrypoint.store.tree import write_all as write_all  # noqa: PLC0414 - for those who create()
 
@@ -51,7 +50,7 @@ class Staging:
         self.file_mode = file_mode
         self._directory = os.open(path, tree.DIRECTORY)
         with contextlib.suppress(OSError):
-            # Without locks here, `sweep` still has the grace to go by.
+            # Without locks here, a sweep still has the grace to go by.
             fcntl.flock(self._directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def __enter__(self) -> Self:
@@ -155,9 +154,8 @@ def begin(
     if "/" in name:
         msg = f"{name}: a checkpoint's name has no directories"
         raise StagingError(msg)
-    host = re.sub(r"[^A-Za-z0-9-]+", "_", os.uname().nodename)[:40]
     # NAME_MAX is 255 bytes.
-    unique = f"{name[:150]}.{host}.{os.getpid()}.{os.urandom(4).hex()}"
+    unique = f"{name[:150]}.{host()}.{os.getpid()}.{os.urandom(4).hex()}"
     path = root / STAGING / unique
     try:
         tree.make_hidden(root, STAGING, dir_mode)
@@ -170,6 +168,11 @@ def begin(
         raise StagingError(f"{path}: {error.strerror}", hint=hint) from error
 
 
+def host() -> str:
+    """Return this host's name as staging names it."""
+    return re.sub(r"[^A-Za-z0-9-]+", "_", os.uname().nodename)[:40]
+
+
 def join(path: Path, *, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE) -> Staging:
     """Build in a staging directory that another process began and keeps. Raises: StagingError."""
     try:
@@ -179,61 +182,3 @@ def join(path: Path, *, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE) ->
     except OSError as error:
         msg = f"{path}: {error.strerror}"
         raise StagingError(msg, hint="it was swept, or its owner gave up") from error
-
-
-def sweep(root: Path, grace_seconds: float, dir_mode: int = DIR_MODE) -> list[str]:
-    """Delete staging that nobody builds in any more, and the trash; return the names removed.
-
-    What cannot be deleted now is left in the trash for the next sweep.
-    """
-    for path in abandoned(root, grace_seconds):
-        with contextlib.suppress(OSError):
-            # Away in one step: were it emptied in place, a builder that the lock does not
-            # show could still commit half of it.
-            publish.discard(root, path, path.name, dir_mode)
-    # A file held open on NFS stays as `.nfsXXXX`; it goes once its reader is gone.
-    return [path.name for path in in_trash(root) if tree.remove(path)]
-
-
-def abandoned(root: Path, grace_seconds: float) -> list[Path]:
-    """Return the staging that nobody builds in any more.
-
-    Its flock is free *and* nothing in it is younger than the grace: where locks lie, the grace
-    alone must do.
-    """
-    return [path for path in _entries(root / STAGING) if _abandoned(path, grace_seconds)]
-
-
-def in_trash(root: Path) -> list[Path]:
-    """Return what waits in the trash to be deleted."""
-    return _entries(root / TRASH)
-
-
-def _entries(directory: Path) -> list[Path]:
-    try:
-        return sorted(directory.iterdir())
-    except OSError:
-        return []
-
-
-def _abandoned(path: Path, grace_seconds: float) -> bool:
-    try:
-        descriptor = os.open(path, tree.DIRECTORY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return _age(path) > grace_seconds
-    except OSError as error:
-        return error.errno in lock.NO_LOCKS and _age(path) > grace_seconds
-    finally:
-        os.close(descriptor)
-
-
-def _age(path: Path) -> float:
-    """Return the seconds since anything in `path` was changed; 0 when that cannot be told."""
-    try:
-        newest = max((status.st_mtime for _, status in tree.files_beneath(path)), default=0.0)
-        return time.time() - max(newest, path.stat().st_mtime)
-    except OSError:
-        return 0.0

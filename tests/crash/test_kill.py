@@ -20,7 +20,7 @@ from store_driver import ACTS, BIG, PHASES
 
 from entrypoint.store import pins
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.staging import sweep
+from entrypoint.store.sweep import sweep
 
 KILLS = 40
 """For each act; half at a random moment, half shortly after the start of a random phase."""

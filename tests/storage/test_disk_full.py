@@ -17,7 +17,7 @@ from entrypoint.store import pins, transfer
 from entrypoint.store.collect import make_room
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.space import Limits, require_room
-from entrypoint.store.staging import sweep
+from entrypoint.store.sweep import sweep
 
 
 @pytest.fixture(params=["tmpfs", "ext4", "xfs"])

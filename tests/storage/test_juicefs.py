@@ -22,7 +22,7 @@ from store_driver import BIG
 from entrypoint.errors import NotFoundError, StoreError
 from entrypoint.store import transfer
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.staging import sweep
+from entrypoint.store.sweep import sweep
 
 
 class Nodes(NamedTuple):

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from entrypoint.checkpoint.digest import Json
-from entrypoint.state.attempts import MAX_DELAY_SECONDS, delay_seconds, failures_in_row
+from entrypoint.state.attempts import (
+    MAX_DELAY_SECONDS,
+    UNUSED,
+    Use,
+    delay_seconds,
+    failures_in_row,
+    uses,
+)
 
 FAILED = ("loading",)
 SERVED = ("loading", "loaded")
@@ -64,3 +71,47 @@ def test_delays_grow_from_nothing_to_a_bound() -> None:
     assert delays[:4] == [0, 2, 4, 8]
     assert delays == sorted(delays)
     assert delays[-1] == MAX_DELAY_SECONDS
+
+
+def attempt(**changes: Json) -> dict[str, Json]:
+    entry: dict[str, Json] = {"event": "attempt", "action": "reuse", "boot": "b", "manifest": "m"}
+    return entry | {"time": 5.0, "host_boot": "h1", "pid": 7, "pid_start": 70} | changes
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        pytest.param([], UNUSED, id="nothing is known"),
+        pytest.param([attempt()], Use(5.0, False, ((7, 70),)), id="served"),
+        pytest.param(
+            [attempt(), attempt(time=9, boot="c", pid=8)],
+            Use(9.0, False, ((7, 70), (8, 70))),
+            id="the latest counts, and every process",
+        ),
+        pytest.param([attempt(action="serve-source")], UNUSED, id="the source was served"),
+        pytest.param([attempt(manifest="other")], UNUSED, id="another was served"),
+        pytest.param([attempt(host_boot="h0")], Use(5.0), id="before the host booted"),
+        pytest.param(
+            [attempt(), {"event": "loaded", "boot": "b"}],
+            Use(5.0, True, ((7, 70),)),
+            id="and loaded",
+        ),
+        pytest.param(
+            [attempt(), {"event": "loaded", "boot": "c"}],
+            Use(5.0, False, ((7, 70),)),
+            id="another boot loaded",
+        ),
+        pytest.param([{"event": "loaded", "boot": "b"}], UNUSED, id="of a boot long forgotten"),
+        pytest.param(
+            [attempt(time=t) for t in ("x", None, -1, float("nan"), float("inf"), 10**400)],
+            Use(0.0, False, ((7, 70),) * 6),
+            id="times that are none",
+        ),
+        pytest.param([attempt(manifest=["m"]), attempt(boot=None, pid={})], None, id="odd lines"),
+    ],
+)
+def test_what_boots_have_done_with_a_checkpoint(
+    entries: list[dict[str, Json]], expected: Use | None
+) -> None:
+    found = uses(entries, "h1").get("m", UNUSED)
+    assert expected is None or found == expected

@@ -25,7 +25,7 @@ from entrypoint.errors import NotFoundError, OwnershipError, SpaceError, StoreEr
 from entrypoint.state import process
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.rejections import Rejections
-from entrypoint.store import lock, pins, staging
+from entrypoint.store import lock, pins, sweep
 from entrypoint.store.collect import Collection, collect, make_room
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.retention import Rules
@@ -168,14 +168,14 @@ def test_a_server_that_comes_between_decision_and_act_is_seen(
     store: DirectoryStore, state: Path, releases: list[Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    abandoned = staging.abandoned
+    abandoned = sweep.abandoned
 
     def late(root: Path, grace: float) -> list[Path]:
         serve(state, releases[0])
         pins.pin(store.root, "of-0.31", store.dir_mode)
         return abandoned(root, grace)
 
-    monkeypatch.setattr(staging, "abandoned", late)
+    monkeypatch.setattr(sweep, "abandoned", late)
     assert reasons(run(store, state)) == {
         "of-0.32": "newest",
         "of-0.31": "pinned",
@@ -312,14 +312,14 @@ def test_what_cannot_be_moved_is_said_and_stays(
 def test_two_collectors_at_once_are_no_error(
     store: DirectoryStore, state: Path, releases: list[Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    abandoned = staging.abandoned
+    abandoned = sweep.abandoned
 
     def late(root: Path, grace: float) -> list[Path]:
         monkeypatch.undo()
         collect(store, state, RULES, dry_run=False)
         return abandoned(root, grace)
 
-    monkeypatch.setattr(staging, "abandoned", late)
+    monkeypatch.setattr(sweep, "abandoned", late)
     assert reasons(run(store, state)) == {"of-0.32": "newest", "of-0.31": "gone", "of-0.30": "gone"}
 
 
@@ -415,7 +415,7 @@ def test_the_least_recently_served_goes_and_no_more_than_needed(
     room.make(100, used_bytes(room.store.root))
     assert room.store.names() == ["of-0.32", "of-0.30"]
     (line,) = room.said
-    assert line.startswith(f"of-0.31: {releases[1].size} bytes, last used 20")
+    assert line == f"of-0.31: {releases[1].size} bytes, last made use of 29 d ago"
     assert os.listdir(room.store.root / ".trash") == []
 
 
@@ -448,10 +448,10 @@ def test_a_victim_that_is_taken_into_use_meanwhile_stays(
         return sole(checkpoint)
 
     monkeypatch.setattr(lock, "sole", late)
-    with pytest.raises(SpaceError):
+    with pytest.raises(SpaceError, match=r"of-0.30 stays after all: a process has just begun"):
         room.make(100, used_bytes(room.store.root))
     assert "of-0.30" in room.store.names()
-    assert "stays after all: running" in room.said[0]
+    assert room.said == []
 
 
 def test_what_waits_in_the_trash_is_deleted_before_anybody_is_evicted(room: Room) -> None:
@@ -468,6 +468,25 @@ def test_what_waits_in_the_trash_is_deleted_before_anybody_is_evicted(room: Room
         room.make(100, real + 100)
     assert os.listdir(room.store.root / ".trash") == []
     assert len(room.store.names()) == 2
+
+
+def test_what_a_killed_copy_has_left_goes_before_anybody_is_evicted(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with room.store.stage("killed") as killed:
+        fill(killed, make_key())
+        killed.disown()
+    used = used_bytes(room.store.root)
+    left = sum(path.stat().st_size for path in killed.path.rglob("*") if path.is_file())
+
+    def all_bytes(root: Path) -> int:
+        return used + (left if killed.path.exists() else 0)
+
+    monkeypatch.setattr("entrypoint.store.space.used_bytes", all_bytes)
+    room.make(left, used + left)
+    assert room.said == [f"{killed.path.name}: what a builder who died has left"]
+    assert left_over(room.store) == []
+    assert len(room.store.names()) == 3
 
 
 def test_pinning_needs_a_plain_name(store: DirectoryStore) -> None:

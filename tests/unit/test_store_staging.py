@@ -17,7 +17,8 @@ from store_contract import deep_verify, left_over
 from entrypoint.errors import SpaceError, StagingError
 from entrypoint.store import publish
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.staging import begin, join, sweep
+from entrypoint.store.staging import begin, join
+from entrypoint.store.sweep import orphaned, sweep
 
 
 @pytest.fixture
@@ -161,6 +162,28 @@ def test_a_sweep_spares_a_builder_in_another_process(store: DirectoryStore) -> N
         assert len(sweep(store.root, -1)) == 1
 
 
+def test_what_a_builder_who_died_has_left_is_an_orphan_however_young(
+    store: DirectoryStore,
+) -> None:
+    with store.stage("living") as living:
+        assert orphaned(store.root) == []
+        living.disown()
+    # Our own pid: a container's first process is 1 each time, and has built nothing yet.
+    assert orphaned(store.root) == [living.path]
+    unique = living.path.name.rpartition(".")[2]
+    host = living.path.name.split(".")[1]
+    for name, is_orphan in (
+        (f"a.b-1.5.{host}.{1 << 22}.{unique}", True),
+        (f"a.{host}.{os.getppid()}.{unique}", False),
+        (f"a.elsewhere.{1 << 22}.{unique}", False),
+        ("odd", False),
+        (f".{host}.x.y", False),
+    ):
+        path = living.path.rename(living.path.with_name(name))
+        assert orphaned(store.root) == ([path] if is_orphan else []), name
+        path.rename(living.path)
+
+
 def test_where_there_are_no_locks_the_grace_alone_decides(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +193,7 @@ def test_where_there_are_no_locks_the_grace_alone_decides(
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with store.stage("tiny") as staged:
         assert sweep(store.root, 60) == []
+        assert orphaned(store.root) == []
         assert sweep(store.root, -60) == [staged.path.name]
         with pytest.raises(StagingError):
             staged.write_file("a", b"")

@@ -1,0 +1,114 @@
+"""What killed builders have left, and the trash: found, and deleted.
+
+Staging that is swept goes into the trash in one step first: were it emptied in place, a builder
+that its lock does not show could still commit half of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from entrypoint.state import process
+from entrypoint.store import lock, publish, tree
+from entrypoint.store.publish import TRASH
+from entrypoint.store.staging import STAGING, host
+from entrypoint.store.tree import DIR_MODE
+
+
+def sweep(root: Path, grace_seconds: float, dir_mode: int = DIR_MODE) -> list[str]:
+    """Delete staging that nobody builds in any more, and the trash; return the names removed.
+
+    What cannot be deleted now is left in the trash for the next sweep.
+    """
+    discard(root, abandoned(root, grace_seconds), dir_mode)
+    return empty_trash(root)
+
+
+def discard(root: Path, staged: Iterable[Path], dir_mode: int) -> None:
+    """Move staging into the trash; what cannot be moved stays where it is."""
+    for path in staged:
+        with contextlib.suppress(OSError):
+            publish.discard(root, path, path.name, dir_mode)
+
+
+def empty_trash(root: Path) -> list[str]:
+    """Delete what is in the trash as far as that goes, and return the names that are gone.
+
+    A file held open on NFS stays as `.nfsXXXX`; it goes once its reader is gone.
+    """
+    return [path.name for path in in_trash(root) if tree.remove(path)]
+
+
+def in_trash(root: Path) -> list[Path]:
+    """Return what waits in the trash to be deleted."""
+    return _entries(root / TRASH)
+
+
+def abandoned(root: Path, grace_seconds: float) -> list[Path]:
+    """Return staging that nobody builds in any more.
+
+    Its flock is free *and* nothing in it is younger than the grace: where locks lie, or there are
+    none, the grace alone must do.
+    """
+    return [
+        path
+        for path in _entries(root / STAGING)
+        if _is_free(path, without_locks=True) and _age(path) > grace_seconds
+    ]
+
+
+def orphaned(root: Path) -> list[Path]:
+    """Return staging that a builder of this host who died has left, however young.
+
+    Its flock is free *and* its pid is nobody's; or is ours, who builds nothing yet: a container's
+    first process is 1 each time.
+    """
+    return [
+        path
+        for path in _entries(root / STAGING)
+        if _builder_is_dead(path.name) and _is_free(path, without_locks=False)
+    ]
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _is_free(path: Path, *, without_locks: bool) -> bool:
+    try:
+        descriptor = os.open(path, tree.DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return without_locks and error.errno in lock.NO_LOCKS
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _builder_is_dead(name: str) -> bool:
+    _, _, end = name.partition(f".{host()}.")
+    pid = end.partition(".")[0]
+    if not pid.isdecimal():
+        # Another host's, or none of ours.
+        return False
+    return int(pid) == os.getpid() or process.started(int(pid)) is None
+
+
+def _age(path: Path) -> float:
+    """Return the seconds since anything in `path` was changed; 0 when that cannot be told."""
+    try:
+        newest = max((status.st_mtime for _, status in tree.files_beneath(path)), default=0.0)
+        return time.time() - max(newest, path.stat().st_mtime)
+    except OSError:
+        return 0.0
