@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -34,7 +35,7 @@ EXTENSION_SECONDS: Final = 60
 
 def _seconds(_ctx: click.Context, _parameter: click.Parameter, word: str) -> float:
     try:
-        return config.seconds(word)
+        return config.seconds(word) if word else math.inf
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -46,7 +47,7 @@ def timeout(default: str, meaning: str) -> Callable[..., Any]:
         default=default,
         callback=_seconds,
         metavar="TIME",
-        show_default=True,
+        show_default=default or "none",
         help=meaning,
     )
 
@@ -96,7 +97,7 @@ def _row(report: Report) -> str:
 
 @click.command()
 @for_state
-@timeout("1h", "how long to wait")
+@timeout("", "how long to wait")
 @click.pass_context
 def wait(ctx: click.Context, /, output: str, timeout: float, **flags: Any) -> int:
     """Wait until vLLM serves. Exit 1 when the boot failed, or at the timeout.
