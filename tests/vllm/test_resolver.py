@@ -22,12 +22,14 @@ from hypothesis import strategies as st
 
 from entrypoint.checkpoint.key import FORMAT, Key
 from entrypoint.engine import resolution
+from entrypoint.engine.address import address
 from entrypoint.engine.executable import find, with_plugin
 from entrypoint.engine.question import question
 from entrypoint.engine.resolution import RESOLVE_PROGRAM, Rejected, Resolution
 from entrypoint.engine.words import kept_positions
 from entrypoint.model.identity import Identity
 from entrypoint.state.memory import Memory
+from entrypoint.state.status import Address
 
 pytestmark = pytest.mark.vllm
 
@@ -171,6 +173,30 @@ LOADERS: dict[str, Case] = {
     "dummy": case(f"{PLAIN} --load-format dummy"),
     "extra": case(f"{PLAIN} --model-loader-extra-config '{{\"enable_multithread_load\": true}}'"),
 }
+REPLICAS = "-dp 2 --data-parallel-size-local 2 --data-parallel-multi-port-external-lb"
+SERVERS: dict[str, tuple[Case, dict[str, Any]]] = {
+    "defaults": (case(PLAIN), {}),
+    "words": (case(f"{PLAIN} --host ::1 --port=1234"), {"host": "::1", "port": 1234}),
+    "last word": (case(f"{PLAIN} --port 1 --port 2"), {"port": 2}),
+    "cut short": (case(f"{PLAIN} --por 1234"), {"port": 1234}),
+    "_ for -": (
+        case(f"{PLAIN} --ssl_certfile /c --ssl_keyfile=/k"),
+        {"certfile": "/c", "keyfile": "/k"},
+    ),
+    "socket": (case(f"{PLAIN} --uds /run/v.sock"), {"uds": "/run/v.sock"}),
+    "file": (case("{dense} --config {server_yaml}"), {"port": 1234, "mutual": True}),
+    "words over a file": (
+        case("{dense} --config {server_yaml} --port 2 --ssl-cert-reqs 0"),
+        {"port": 2},
+    ),
+    "no HTTP": (case(f"{PLAIN} --headless"), {"headless": True}),
+    "no HTTP servers": (case(f"{PLAIN} --api-server-count 0"), {"headless": True}),
+    "another node's rank": (
+        case(f"{{dense}} {SMALL} -tp 2 --nnodes 2 --node-rank 1 --headless"),
+        {"headless": True},
+    ),
+    "one port a replica": (case(f"{PLAIN} {REPLICAS} --port 2000"), {"port": 9256}),
+}
 PLUGINS: dict[str, Case] = {
     "unset": case(PLAIN),
     "theirs only": case(PLAIN, VLLM_PLUGINS="other"),
@@ -183,6 +209,7 @@ def all_cases() -> list[Case]:
     return [
         *(spelled for spelled, _ in (*SPELLINGS.values(), *ANOTHER.values(), *MOE.values())),
         *(twin for twins in TWINS.values() for twin in twins),
+        *(asked for asked, _ in SERVERS.values()),
         *(*NEUTRAL.values(), *REJECTED.values(), *LOADERS.values(), *PLUGINS.values()),
         case(EXPERTS),
     ]
@@ -212,6 +239,7 @@ class Room:
             "yaml": options + "2\n",
             "model_yaml": f"model: {root / 'dense'}\n{options}2\n",
             "tp4_yaml": options + "4\n",
+            "server_yaml": options + "2\nport: 1234\nssl-cert-reqs: 2\n",
         }.items():
             (root / f"{name}.yaml").write_text(text)
             self.places[name] = str(root / f"{name}.yaml")
@@ -333,6 +361,19 @@ def test_a_loader_of_the_users_own_is_seen(room: Room) -> None:
     assert [name for name, load in loads.items() if load["extra_config"]] == ["extra"]
 
 
+@pytest.mark.parametrize("name", SERVERS)
+def test_where_vllm_will_answer_is_known(room: Room, name: str) -> None:
+    asked, expected = SERVERS[name]
+    answer = room.answer(asked)
+    assert answer["status"] == "ok", answer
+    assert address(room.words(asked[0]), answer["server"]) == Address(**expected)
+
+
+def test_an_answer_is_remembered_without_the_address_of_one_boot(room: Room) -> None:
+    told = [room.answer(SERVERS[name][0])["server"] for name in ("defaults", "words", "socket")]
+    assert told == [told[0]] * 3
+
+
 def test_our_load_format_is_there_where_our_plugin_is_allowed(room: Room) -> None:
     found = {name: room.answer(asked)["engine"]["plugin"] for name, asked in PLUGINS.items()}
     assert found["unset"] == found["ours added"] is not None
@@ -383,7 +424,9 @@ def test_a_boot_asks_once_remembers_and_keeps_no_word(
     assert first.drop == (0,)
     monkeypatch.setattr(resolution, "_ask", lambda *_: pytest.fail("asked again"))
     assert ask(words) == first
-    assert ask(room.words(case(f"--port 1 {PLAIN}")[0])) == first._replace(drop=(2,))
+    assert first.server == Address(host="secret.example")
+    again = ask(room.words(case(f"--port 1 {PLAIN}")[0]))
+    assert again == first._replace(drop=(2,), server=Address(port=1))
     at_rest = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert at_rest
     for word in (SECRET, "secret.example"):
