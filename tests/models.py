@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from architectures import ARCHITECTURES, EXPERTS, VOCABULARY, mlp
+from fp8 import FP8, by_block, by_channel, by_tensor, quantization
 
 if TYPE_CHECKING:
     import torch
 
 LLAMAS: Final = ("dense", "tied", "bias", "moe", "custom")
-QUANTIZED: Final = ("int8", "int8-static", "awq", "gptq", "wna16")
+QUANTIZED: Final = ("int8", "int8-static", "awq", "gptq", "wna16", *FP8)
 KINDS: Final = (*LLAMAS, *QUANTIZED, *ARCHITECTURES)
 """`custom` is a Llama whose code comes with it (`--trust-remote-code`); `bert` pools."""
 
@@ -166,6 +167,8 @@ def _config(kind: str, hidden: int, layers: int) -> dict[str, Any]:
 
 
 def _quantization(kind: str) -> dict[str, Any]:
+    if kind in FP8:
+        return quantization(kind)
     if kind == "awq":
         four_bits = {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": GROUP}
         return four_bits | {"zero_point": True}
@@ -237,6 +240,9 @@ def _tensors(kind: str, config: dict[str, Any], seed: int) -> Iterator[tuple[str
         "awq": _awq,
         "gptq": _gptq,
         "wna16": _wna16,
+        "fp8": by_tensor,
+        "fp8-block": by_block,
+        "fp8-channel": by_channel,
     }.get(kind)
     for name, shape in _shapes(kind, config):
         # A generator a tensor, so that a value depends on its name and not on its neighbours.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from parity import FLAGS
 
 from entrypoint.checkpoint import header, proof
 from entrypoint.checkpoint.digest import digest_file
@@ -26,11 +27,6 @@ pytestmark = pytest.mark.vllm
 
 PERTURB = {"source": "85", "control": "85", "checkpoint": "170"}
 WORDS = ("--dtype", "bfloat16", "--max-model-len", "256")
-FLAGS = {
-    "bert": ("--runner", "pooling"),
-    "custom": ("--trust-remote-code",),
-    "moe-ep": ("--enable-expert-parallel",),
-}
 LONG = ("bias", "gptq", "wna16", "int8-static", "mla", "gemma3", "mamba2", "hybrid", "bert")
 CASES = [
     *[(kind, 1) for kind in ("dense", "tied", "moe", "int8", "awq")],
