@@ -19,7 +19,8 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 with atheris.instrument_imports(include=["entrypoint", "fuzz"]):
-    from fuzz.targets import TARGETS, Room
+    from fuzz.seeds import Room
+    from fuzz.targets import TARGETS
 from fuzz.mutate import mutate
 
 LONGEST_INPUT = 16_384

@@ -15,7 +15,8 @@ from pathlib import Path
 import processes
 import pytest
 from fuzz.mutate import mutate
-from fuzz.targets import TARGETS, Room
+from fuzz.seeds import Room
+from fuzz.targets import TARGETS
 
 DRIVE = Path(__file__).with_name("drive.py")
 SECONDS = int(os.environ.get("FUZZ_SECONDS", "600"))
