@@ -107,7 +107,7 @@ def _texts(word: str) -> Iterator[str]:
     if value.startswith("{"):
         try:
             yield from _leaves(json.loads(value))
-        except ValueError:
+        except (RecursionError, ValueError):
             return
     # Longer than a path can be: content, not a name.
     elif len(value) < os.pathconf("/", "PC_PATH_MAX"):

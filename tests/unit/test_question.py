@@ -144,7 +144,15 @@ def test_the_config_of_a_directory_that_a_word_names_counts(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "word",
     [
-        *("{broken/json", "/" + "x" * 5000, "a.b", "--x=/dev/zero", "--x=", "."),
+        *(
+            "{broken/json",
+            '{"a.b": ' + "[" * 100_000,
+            "/" + "x" * 5000,
+            "a.b",
+            "--x=/dev/zero",
+            "--x=",
+            ".",
+        ),
         "/\udcff",
     ],
     ids=lambda word: ascii(word[:14]),
