@@ -23,7 +23,7 @@ from entrypoint.state.memory import Memory
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejection, Rejections
 from entrypoint.state.reporter import Reporter
-from entrypoint.store.base import open_store
+from entrypoint.store.base import CheckpointStore, open_store
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import Wanted, look
 
@@ -71,7 +71,7 @@ class Assessment(NamedTuple):
     resolution: Resolution | None
     source: SourceView
     local_store: DirectoryStore
-    shared_store: DirectoryStore | None
+    shared_store: CheckpointStore | None
     situation: Situation
 
     @property
@@ -147,7 +147,7 @@ def _situation(
     resolution: Resolution,
     source: SourceView,
     local_store: DirectoryStore,
-    shared_store: DirectoryStore | None,
+    shared_store: CheckpointStore | None,
     memory: Memory,
 ) -> Situation:
     is_checkpoint = source.here.is_checkpoint
@@ -184,15 +184,19 @@ def _situation(
     )
 
 
-def _look_far(store: DirectoryStore, wanted: Wanted, memory: Memory) -> Finding:
+def _look_far(store: CheckpointStore, wanted: Wanted, memory: Memory) -> Finding:
     """Look at a shared store, unless its file system hangs: then nothing waits for it."""
     if not _answers(store):
         return Unreachable(f"{store.where} did not answer within {STORE_SECONDS:.0f} s")
     return look(store, wanted, memory)
 
 
-def _answers(store: DirectoryStore) -> bool:
-    return within(STORE_SECONDS, lambda: os.path.isdir(store.root)) is not None
+def _answers(store: CheckpointStore) -> bool:
+    """Tell whether a file system answers at all; the client of object stores has its own bounds."""
+    if not isinstance(store, DirectoryStore):
+        return True
+    root = store.root
+    return within(STORE_SECONDS, lambda: os.path.isdir(root)) is not None
 
 
 def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> Wanted:

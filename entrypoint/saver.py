@@ -36,6 +36,10 @@ from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.staging import Staging, write_all
 
 SAVE_MODULE: Final = "entrypoint.vllm_plugin.save"
+BY_THE_MODEL: Final = (
+    *("save.data-parallel", "save.dtype", "save.meta-tensor", "save.online-quant"),
+)
+"""Refusals that come again as long as model, words and vLLM stay: no later boot tries in vain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,7 @@ def save(order: Order, store: DirectoryStore) -> Manifest:
         if order.proof_needed:
             manifest = replace(manifest, proof=_prove(order, staging, manifest))
         result = staging.commit(manifest)
+    _forget_refusals(order, manifest)
     return manifest.renamed(result.name)
 
 
@@ -173,10 +178,27 @@ def _run_child(order: Order, staging: Staging) -> None:
         raise SaveError(msg, reason="save.timeout", hint=hint)
     answer = outcome.answer if isinstance(outcome.answer, dict) else {}
     if answer.get("status") == "refused":
+        _remember_refusal(order, str(answer["reason"]), str(answer["message"]))
         raise SaveError(str(answer["message"]), reason=str(answer["reason"]))
     if answer.get("status") != "ok":
         msg = f"the save child ended with status {outcome.status}: {last_words}"
         raise SaveError(msg, hint=f"its whole log is {order.log_file}")
+
+
+def _remember_refusal(order: Order, reason: str, message: str) -> None:
+    if reason in BY_THE_MODEL:
+        key = model_identity.key_by_config(order.resolution.key, order.identity)
+        Rejections(order.settings.state_dir).add(key, reason, message)
+
+
+def _forget_refusals(order: Order, manifest: Manifest) -> None:
+    """Take back what earlier tries found: this one went well."""
+    rejections = Rejections(order.settings.state_dir)
+    by_config = model_identity.key_by_config(order.resolution.key, order.identity)
+    for digest in (by_config, manifest.key.digest):
+        # Only for the next boot's sake; the checkpoint is there either way.
+        with contextlib.suppress(OSError):
+            rejections.remove(digest)
 
 
 def _bytes_in(directory: Path) -> int:

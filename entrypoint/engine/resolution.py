@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
@@ -86,17 +87,24 @@ def untried(version: str) -> str:
     )
 
 
+def nothing_to_borrow(_word: str, _revision: str | None) -> AbstractContextManager[str | None]:
+    """Return no directory for any model."""
+    return nullcontext()
+
+
 def resolve(
     engine: Executable,
     words: Sequence[str],
     environ: Mapping[str, str],
     memory: Memory,
     identify: Callable[[str, str | None], Identity | None],
+    borrow: Callable[[str, str | None], AbstractContextManager[str | None]] = nothing_to_borrow,
 ) -> Resolution | Rejected:
     """Return how this vLLM reads `words` (all after `vllm serve`), from memory where possible.
 
     `identify(model word, revision)` looks at the source; None means that it hangs, and then the
-    last answer counts. Raises: EngineError when vLLM can be asked neither way.
+    last answer counts. `borrow` yields a directory with the config of a model that is not here, or
+    None. Raises: EngineError when vLLM can be asked neither way; what `borrow` raises.
     """
     environ = with_plugin(environ)
     engine_question = digest_json([engine.path, engine.interpreter])
@@ -106,6 +114,11 @@ def resolve(
         if remembered is not None:
             return _read(remembered, words, about)
     answer = _ask(engine, words, environ)
+    if answer["status"] != "ok" and isinstance(unread := answer.get("model"), dict):
+        # vLLM took the words, and could not make a config of them: perhaps for want of the model's.
+        with borrow(str(unread["word"]), cast("str | None", unread["revision"])) as directory:
+            if directory is not None:
+                answer = _ask(engine, words, environ, directory)
     if answer["status"] != "ok":
         return Rejected(str(answer.get("message", "")))
     about = cast("dict[str, Json]", answer["engine"])
@@ -177,7 +190,12 @@ def _latest(known: dict[str, Json], name: str, value: Json) -> dict[str, Json]:
     return dict(others[-MAX_ANSWERS + 1 :]) | {name: value}
 
 
-def _ask(engine: Executable, words: Sequence[str], environ: Mapping[str, str]) -> dict[str, Json]:
+def _ask(
+    engine: Executable,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    stand_in: str | None = None,
+) -> dict[str, Json]:
     import tempfile  # noqa: PLC0415 - a remembered answer needs neither
 
     from entrypoint import child  # noqa: PLC0415
@@ -185,7 +203,7 @@ def _ask(engine: Executable, words: Sequence[str], environ: Mapping[str, str]) -
     with tempfile.TemporaryFile() as log:
         outcome = child.ask(
             [engine.interpreter, "-P", str(RESOLVE_PROGRAM)],
-            {"words": list(words)},
+            {"words": list(words), "stand_in": stand_in},
             environ=environ,
             log=log,
             timeout=RESOLVE_TIMEOUT_SECONDS,

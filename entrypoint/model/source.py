@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.log import Log
@@ -17,13 +19,42 @@ from entrypoint.model.survey import Survey, survey
 from entrypoint.state.memory import Memory
 
 
-class SourceView:
-    """The source as far as it had to be looked at; grows lazily, and only by looking."""
+class StandIn(Protocol):
+    """A checkpoint of a model that is not on this node, for the sake of its model files."""
 
-    def __init__(self, environ: Mapping[str, str], memory: Memory, log: Log) -> None:
+    @property
+    def name(self) -> str:
+        """The checkpoint's name."""
+        ...
+
+    @property
+    def model_files(self) -> Mapping[str, str]:
+        """The BLAKE3 of every model file, by its path."""
+        ...
+
+    def laid_out(self) -> AbstractContextManager[str]:
+        """Yield a directory with the model files and nothing else, verified; gone afterwards."""
+        ...
+
+
+class SourceView:
+    """The source as far as it had to be looked at; grows lazily, and only by looking.
+
+    `find_stand_in(word, commit)` is asked where the source is not on this node.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        memory: Memory,
+        log: Log,
+        find_stand_in: Callable[[str, str | None], StandIn | None],
+    ) -> None:
         self.environ, self.memory, self.log = environ, memory, log
         self.survey: Survey | None = None
         self.identity = Identity({}, {})
+        self.stand_in: StandIn | None = None
+        self._find_stand_in = find_stand_in
 
     def identify(self, word: str, revision: str | None) -> Identity | None:
         """Look at the source once; None when it hangs."""
@@ -38,7 +69,20 @@ class SourceView:
             else:
                 self.identity = recall(self.survey, self.memory)
                 remember_word(self.survey, self.identity, revision, self.environ, self.memory)
+            if self.survey.directory is None and not self.survey.timed_out:
+                self.stand_in = self._find_stand_in(word, self.survey.revision)
+            if self.stand_in is not None:
+                self.identity = Identity(self.stand_in.model_files, {})
         return None if self.survey.timed_out else self.identity
+
+    def borrow(self, word: str, revision: str | None) -> AbstractContextManager[str | None]:
+        """Yield a directory with the config of a model that is not here, or None."""
+        self.identify(word, revision)
+        if self.stand_in is None:
+            return nullcontext()
+        text = f"{word} is not on this machine; {self.stand_in.name} tells its config"
+        self.log.line("source.elsewhere", text)
+        return self.stand_in.laid_out()
 
     @property
     def here(self) -> Survey:

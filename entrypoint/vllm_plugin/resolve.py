@@ -3,7 +3,7 @@
 A program of its own, run by path in the interpreter that will be exec'd, where our package may be
 missing: standard library and vLLM only. A JSON request on stdin, one JSON answer on a descriptor:
 
-    python -P resolve.py ANSWER_FD < {"words": ["MODEL", "--tensor-parallel-size", "2"]}
+    python -P resolve.py ANSWER_FD < {"words": ["MODEL", "-tp", "2"], "stand_in": null}
 
 The answer holds digests, counts, names and the server's address, as vLLM resolved them, and never
 a word of argv that could be a credential. Exit 0 with an answer; anything else means that vLLM
@@ -80,7 +80,7 @@ class Asker:
                 engine_args.speculative_config = dict(engine_args.speculative_config)
             headless = {"headless": True} if args.headless else {}
             return engine_args.create_engine_config(**headless)
-        except (SystemExit, NotImplementedError, TypeError, ValueError) as error:
+        except (SystemExit, NotImplementedError, OSError, TypeError, ValueError) as error:
             raise RejectedError(_last_line(str(error))) from None
 
 
@@ -250,8 +250,17 @@ def _server(
     return answer
 
 
-def answer(words: list[str]) -> dict[str, Any]:
-    """Return the whole answer for `words`; see the module for what it never holds."""
+def standing_in(args: argparse.Namespace, directory: str) -> argparse.Namespace:
+    """Return `args` for the same model, its config lying in `directory`."""
+    changes = dict.fromkeys(("revision", "code_revision", "tokenizer", "tokenizer_revision"))
+    return argparse.Namespace(**vars(args) | changes | {"model": directory, "model_tag": None})
+
+
+def answer(words: list[str], stand_in: str | None) -> dict[str, Any]:
+    """Return the whole answer for `words`; see the module for what it never holds.
+
+    `stand_in` is a directory with the config of a model that is not on this machine.
+    """
     environ = dict(os.environ)  # as the user set it: vLLM adds to it
     # vLLM looks at its own command line, for --help and --omni.
     sys.argv = ["vllm", "serve", *words]
@@ -259,9 +268,12 @@ def answer(words: list[str]) -> dict[str, Any]:
     key = _key()
     try:
         args = asker.parse(words)
-        config = asker.config(args)
     except RejectedError as error:
         return {"status": "rejected", "message": str(error)}
+    try:
+        config = asker.config(standing_in(args, stand_in) if stand_in else args)
+    except RejectedError as error:
+        return {"status": "rejected", "message": str(error), "model": key.model(args)}
     engine = key.engine(asker.serve)
     return {
         "status": "ok",
@@ -284,7 +296,7 @@ def main() -> None:
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     request = json.load(sys.stdin)
-    text = json.dumps(answer([str(word) for word in request["words"]]))
+    text = json.dumps(answer([str(word) for word in request["words"]], request["stand_in"]))
     with os.fdopen(descriptor, "w", encoding="utf-8") as out:
         out.write(text + "\n")
     sys.stdout.flush()

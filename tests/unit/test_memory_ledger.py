@@ -177,8 +177,10 @@ def test_a_ledger_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "lasts"),
-    [("unproven", False), ("unfit", False), ("save.online-quant", False)]
-    + [("quarantined", True), ("operator", True)],
+    [
+        *(("unproven", False), ("unfit", False), ("save.online-quant", False)),
+        *(("quarantined", True), ("operator", True)),
+    ],
 )
 def test_what_shardboot_found_counts_until_another_version_may_find_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, lasts: bool

@@ -206,6 +206,27 @@ def test_hub_id_in_the_cache_is_saved_and_hit(field: Field, saved: Boot) -> None
     assert (other["action"], other["key"]) == ("reuse", plain["key"])
 
 
+def test_node_without_the_source_serves_the_checkpoint_of_its_very_commit(
+    field: Field, plain: Boot, saved: Boot
+) -> None:
+    hub, shared = field.room / "hub", str(field.room / "hub-shared")
+    if not hub.exists():
+        fill_hub_cache(hub, field.model)
+    has_source = field.node("with", shared=shared) | {"HF_HUB_CACHE": str(hub)}
+    Path(shared).mkdir()
+    field.ask("save", has_source, HUB_ID, *TP2)
+    field.ask("push", has_source, HUB_ID, *TP2)
+
+    without = field.node("without", shared=shared) | {"HF_HUB_CACHE": str(field.room / "no-hub")}
+    unpinned = field.ask("plan", without, HUB_ID, *TP2)
+    assert (unpinned["action"], unpinned["reason"]) == ("serve-source", "engine.rejected")
+    found = field.boot("shardboot", without, HUB_ID, "--revision", COMMIT, *TP2)
+    assert (found.tier, found.reason) == ("shared", "shared.hit")
+    assert found.answer == plain.answer
+    again = field.ask("plan", without, HUB_ID, "--revision", COMMIT, *TP2)
+    assert (again["action"], again["reason"]) == ("reuse", "local.hit")
+
+
 def fill_hub_cache(hub: Path, model: Path) -> None:
     """Lay out `model` as huggingface_hub's cache does; large files' blobs have sha256 names."""
     repository = hub / f"models--{HUB_ID.replace('/', '--')}"

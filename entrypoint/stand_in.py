@@ -1,0 +1,85 @@
+"""A checkpoint of a model that is not on this node: its model files stand in for the source's.
+
+vLLM reads a model's config to understand the words. Where the source is elsewhere, a checkpoint of
+the very same model has that config: one saved from the same full commit, or one that the operator
+named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from entrypoint.checkpoint.manifest import Manifest, decode
+from entrypoint.errors import ManifestError, NotFoundError, StoreError
+from entrypoint.store.base import CheckpointStore
+
+
+class StandIn(NamedTuple):
+    """A checkpoint, for the sake of its model files."""
+
+    store: CheckpointStore
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name."""
+        return self.manifest.name
+
+    @property
+    def model_files(self) -> Mapping[str, str]:
+        """The BLAKE3 of every model file, by its path."""
+        return {entry.path: entry.blake3 for entry in self.manifest.files if entry.role == "model"}
+
+    @contextmanager
+    def laid_out(self) -> Iterator[str]:
+        """Yield a directory with the model files and nothing else, verified; gone afterwards.
+
+        Raises: DamagedError; StoreError; StagingError.
+        """
+        import tempfile  # noqa: PLC0415 - only when vLLM is asked
+
+        from entrypoint.store import staging, transfer  # noqa: PLC0415
+
+        entries = [entry for entry in self.manifest.files if entry.role == "model"]
+        with (
+            tempfile.TemporaryDirectory(prefix="shardboot-model.") as directory,
+            staging.begin(Path(directory), self.name) as staged,
+        ):
+            transfer.copy(self.store, self.name, self.manifest, entries, staged)
+            yield str(staged.path)
+
+
+def find(
+    stores: Iterable[CheckpointStore], named: str | None, word: str, commit: str | None
+) -> StandIn | None:
+    """Return the first checkpoint, in the order of `stores`, of the model that is meant.
+
+    That is the one called `named`, or one saved from `word` at the full `commit`. What cannot be
+    read is passed over.
+    """
+    if named is None and commit is None:
+        return None
+    for store in stores:
+        for manifest in _manifests(store, named):
+            source = manifest.source
+            if named is not None or (source.name, source.revision) == (word, commit):
+                return StandIn(store, manifest)
+    return None
+
+
+def _manifests(store: CheckpointStore, named: str | None) -> Iterator[Manifest]:
+    try:
+        names = store.names()
+    except StoreError:
+        return
+    for name in names:
+        if named in (None, name):
+            try:
+                manifest = decode(store.read_manifest(name))
+            except (ManifestError, NotFoundError, StoreError, ValueError):
+                continue
+            if manifest.name == name:
+                yield manifest
