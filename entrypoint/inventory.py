@@ -26,13 +26,13 @@ from entrypoint.state.ledger import Ledger
 from entrypoint.state.memory import Memory
 from entrypoint.state.rejections import Rejections
 from entrypoint.store import pins
-from entrypoint.store.base import open_store
+from entrypoint.store.base import CheckpointStore, open_store
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.look import check, find_by_name, remember_look
+from entrypoint.store.look import find_by_name, remember_look
 from entrypoint.store.survey import uses_here, who_uses
 
 
-def store_of(settings: Settings, *, shared: bool) -> DirectoryStore:
+def store_of(settings: Settings, *, shared: bool) -> CheckpointStore:
     """Return the store that a command looks after. Raises: ConfigError."""
     modes = {"dir_mode": settings.dir_mode, "file_mode": settings.file_mode}
     if not shared:
@@ -41,6 +41,15 @@ def store_of(settings: Settings, *, shared: bool) -> DirectoryStore:
         msg = "there is no shared store"
         raise ConfigError(msg, hint="name it with SHARDBOOT_SHARED")
     return open_store(settings.shared, **modes)
+
+
+def directory_of(settings: Settings, *, shared: bool) -> DirectoryStore:
+    """Return the store, where it must be a directory. Raises: ConfigError."""
+    store = store_of(settings, shared=shared)
+    if not isinstance(store, DirectoryStore):
+        msg = f"{store.where}: checkpoints are collected and pinned in directories alone"
+        raise ConfigError(msg, hint="object stores have lifecycle rules, and commands of their own")
+    return store
 
 
 def for_stores(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,22 +68,26 @@ def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> 
     """List all complete checkpoints, newest first, and those that must stay."""
     settings = settings_as_user(flags, ctx.obj["environ"])
     store = store_of(settings, shared=in_shared)
-    uses, pinned = uses_here(settings.state_dir), pins.pinned(store.root)
+    uses = uses_here(settings.state_dir)
+    # An object store has neither pins nor locks.
+    directory = store if isinstance(store, DirectoryStore) else None
+    pinned = pins.pinned(directory.root) if directory else frozenset()
     rows: list[Json] = []
     lines: list[str] = []
     for name in store.names():
         try:
-            manifest = find_by_name(store, name, store.where)
+            manifest = find_by_name(store, name)
         except (ManifestError, NotFoundError) as error:
             rows.append({"name": name, "error": str(error)})
             lines.append(f"{name}  unreadable: {error}")
             continue
-        running, _ = who_uses(store.path(name), uses.get(manifest.digest, UNUSED))
+        use = uses.get(manifest.digest, UNUSED)
+        running = bool(directory and who_uses(directory.path(name), use)[0])
         rows.append(
             {
                 "name": name,
                 "pinned": name in pinned,
-                "running": bool(running),
+                "running": running,
                 "bytes": manifest.size,
                 "files": len(manifest.files),
                 "created_at": manifest.created_at,
@@ -93,8 +106,8 @@ def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> 
 def show(ctx: click.Context, /, name: str, output: str, in_shared: bool, **flags: Any) -> None:
     """Show what a checkpoint is: key, source, layout, files."""
     store = store_of(settings_as_user(flags, ctx.obj["environ"]), shared=in_shared)
-    manifest = find_by_name(store, name, store.where)
-    document = manifest.to_json() | {"blake3": manifest.digest, "path": str(store.path(name))}
+    manifest = find_by_name(store, name)
+    document = manifest.to_json() | {"blake3": manifest.digest, "path": store.locate(name)}
     lines = [f"{manifest.name}", f"  source  {manifest.source.name}"]
     lines += [f"  {field:<20}{value}" for field, value in manifest.key.to_json().items() if value]
     lines += [f"  {human_bytes(entry.size):>10}  {entry.path}" for entry in manifest.files]
@@ -131,18 +144,20 @@ def verify(
         raise DamagedError(msg, hint="boot copies or saves it again under the next generation")
 
 
-def _verify_one(store: DirectoryStore, name: str, *, deep: bool, memory: Memory) -> tuple[str, ...]:
+def _verify_one(
+    store: CheckpointStore, name: str, *, deep: bool, memory: Memory
+) -> tuple[str, ...]:
     try:
-        manifest = find_by_name(store, name, store.where)
+        manifest = find_by_name(store, name)
     except NotFoundError:
         raise
     except ShardbootError as error:
         return (str(error),)
-    if deep:
+    if deep and isinstance(store, DirectoryStore):
         wrong = verify_deep(store.path(name), manifest, manifest.layout.ranks)
         remember_look(store.path(name), manifest, wrong, memory)
         return wrong
-    finding = check(store.path(name), manifest, memory)
+    finding = store.check(manifest, memory)
     match finding:
         case Damaged(discrepancies=wrong):
             return wrong
@@ -163,7 +178,7 @@ def reject(
     """Never serve this checkpoint again, from any store, until `unreject`."""
     settings = settings_as_user(flags, ctx.obj["environ"])
     store = store_of(settings, shared=in_shared)
-    manifest = find_by_name(store, name, store.where)
+    manifest = find_by_name(store, name)
     if not Rejections(settings.state_dir).add(manifest.content, "operator", reason):
         msg = f"{settings.state_dir}: the rejection cannot be kept there"
         raise OwnershipError(msg, hint="run as the service user, or name another --state-dir")
@@ -178,7 +193,7 @@ def unreject(ctx: click.Context, /, name: str, output: str, in_shared: bool, **f
     """Give a rejected checkpoint, and saves of its key, another chance."""
     settings = settings_as_user(flags, ctx.obj["environ"])
     store = store_of(settings, shared=in_shared)
-    manifest = find_by_name(store, name, store.where)
+    manifest = find_by_name(store, name)
     rejections = Rejections(settings.state_dir)
     found = [rejections.remove(digest) for digest in (manifest.content, manifest.key.digest)]
     # Boots that failed before must not count again.

@@ -10,7 +10,7 @@ import click
 from entrypoint.checkpoint.digest import Json
 from entrypoint.config import Settings
 from entrypoint.errors import OwnershipError
-from entrypoint.inventory import for_stores, store_of
+from entrypoint.inventory import directory_of, for_stores
 from entrypoint.log import human_bytes
 from entrypoint.options import emit, settings_as_user, with_settings
 from entrypoint.store import pins
@@ -29,7 +29,7 @@ with_graces = functools.partial(with_settings, only=("grace", "shared_grace"))
 def gc(ctx: click.Context, /, dry_run: bool, output: str, in_shared: bool, **flags: Any) -> None:
     """Collect checkpoints, staging and trash that nobody needs any more."""
     settings = settings_as_user(flags, ctx.obj["environ"])
-    store = store_of(settings, shared=in_shared)
+    store = directory_of(settings, shared=in_shared)
     rules = rules_for(settings, shared=in_shared)
     done = collect(store, settings.state_dir, rules, dry_run=dry_run)
     emit(output, _as_json(done, dry_run=dry_run), _as_text(done, store.where, dry_run=dry_run))
@@ -85,8 +85,8 @@ def _as_text(done: Collection, where: str, *, dry_run: bool) -> str:
 @click.pass_context
 def pin(ctx: click.Context, /, name: str, output: str, in_shared: bool, **flags: Any) -> None:
     """Keep a checkpoint, whatever gc or a lack of space would say."""
-    store = store_of(settings_as_user(flags, ctx.obj["environ"]), shared=in_shared)
-    find_by_name(store, name, store.where)
+    store = directory_of(settings_as_user(flags, ctx.obj["environ"]), shared=in_shared)
+    find_by_name(store, name)
     pins.pin(store.root, name, store.dir_mode)
     emit(output, {"name": name, "pinned": True}, f"{name}: pinned in {store.where}")
 
@@ -97,7 +97,7 @@ def pin(ctx: click.Context, /, name: str, output: str, in_shared: bool, **flags:
 @click.pass_context
 def unpin(ctx: click.Context, /, name: str, output: str, in_shared: bool, **flags: Any) -> None:
     """Take a pin back; the checkpoint need not be there any more."""
-    store = store_of(settings_as_user(flags, ctx.obj["environ"]), shared=in_shared)
+    store = directory_of(settings_as_user(flags, ctx.obj["environ"]), shared=in_shared)
     found = pins.unpin(store.root, name)
     text = "not pinned any more" if found else "was not pinned"
     emit(output, {"name": name, "pinned": False}, f"{name}: {text}")

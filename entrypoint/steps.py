@@ -25,6 +25,7 @@ from entrypoint.plan import Action, decide, in_words
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejections
 from entrypoint.store import lock
+from entrypoint.store.base import CheckpointStore
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import find_by_name
 
@@ -108,8 +109,8 @@ def _make_room(boot: Boot, assessment: Assessment, needed: int, wanted: str | No
 
 def transport(
     boot: Boot,
-    source: DirectoryStore,
-    target: DirectoryStore,
+    source: CheckpointStore,
+    target: CheckpointStore,
     manifest: Manifest,
     verb: str,
 ) -> Manifest:
@@ -196,9 +197,11 @@ def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
     if assessment.shared_store is None:
         msg = "there is no shared store"
         raise ConfigError(msg, hint="set --shared")
-    limits = space.Limits(boot.settings.reserve_bytes)
-    space.require_room(assessment.shared_store.root, manifest.size, limits)
-    return transport(boot, assessment.local_store, assessment.shared_store, manifest, "push")
+    store = assessment.shared_store
+    if isinstance(store, DirectoryStore):
+        limits = space.Limits(boot.settings.reserve_bytes)
+        space.require_room(store.root, manifest.size, limits)
+    return transport(boot, assessment.local_store, store, manifest, "push")
 
 
 class _Progress:
@@ -247,7 +250,7 @@ def prove_here(boot: Boot, assessment: Assessment) -> Manifest:
         raise NotFoundError(msg, hint="`shardboot save` makes one, and proves it")
     name = local.manifest.name if isinstance(local, Complete) else local.name
     store = assessment.local_store
-    manifest = find_by_name(store, name, store.where)
+    manifest = find_by_name(store, name)
     with store.stage(name) as work:
         bench = prover.Bench(
             engine=assessment.engine,

@@ -96,7 +96,7 @@ class StoreContract:
             fill(staged, make_key())
             result = staged.commit(manifest)
         assert (result.name, result.outcome) == (manifest.name, "existed")
-        assert (result.path / "index.json").stat().st_ino == inode
+        assert (store.path(result.name) / "index.json").stat().st_ino == inode
         assert left_over(store) == []
 
     def test_other_bytes_get_the_next_generation(self, store: DirectoryStore) -> None:

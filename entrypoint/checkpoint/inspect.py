@@ -36,14 +36,23 @@ def read_manifest(directory: Path) -> Manifest:
     """Read and check `manifest.json`. Raises: ManifestError; SchemaError; OSError."""
     path = directory / MANIFEST
     try:
-        manifest = decode(read_bounded(path, MAX_MANIFEST_BYTES))
+        data = read_bounded(path, MAX_MANIFEST_BYTES)
+    except ValueError as error:
+        raise ManifestError(str(error)) from None
+    return decode_named(data, directory.name, str(path))
+
+
+def decode_named(data: bytes, name: str, where: str) -> Manifest:
+    """Read the manifest of the checkpoint `name`. Raises: ManifestError; SchemaError."""
+    try:
+        manifest = decode(data)
     except SchemaError:
         raise
-    except (ValueError, ManifestError) as error:
-        msg = f"{path}: {error}"
-        raise ManifestError(msg, hint=getattr(error, "hint", "")) from None
-    if manifest.name != directory.name:
-        msg = f"{path}: made for the name {manifest.name!r}"
+    except ManifestError as error:
+        msg = f"{where}: {error}"
+        raise ManifestError(msg, hint=error.hint) from None
+    if manifest.name != name:
+        msg = f"{where}: made for the name {manifest.name!r}"
         raise ManifestError(msg, hint="a checkpoint keeps the name it was published under")
     return manifest
 

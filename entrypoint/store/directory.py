@@ -7,12 +7,23 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, check_path
-from entrypoint.errors import NotFoundError, StoreError
-from entrypoint.store import tree
+from entrypoint.checkpoint.finding import Complete, Damaged, Unreachable
+from entrypoint.checkpoint.foreign import read_bounded
+from entrypoint.checkpoint.manifest import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    FileEntry,
+    Manifest,
+    check_path,
+)
+from entrypoint.errors import ManifestError, NotFoundError, StoreError
+from entrypoint.state.memory import Memory
+from entrypoint.store import look, tree
 from entrypoint.store.tree import DIR_MODE, FILE_MODE
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from entrypoint.store.staging import Staging
 
 
@@ -50,22 +61,41 @@ class DirectoryStore:
         """Return the directory of a checkpoint."""
         return self.root / name
 
+    def locate(self, name: str) -> str:
+        """Return the directory of a checkpoint, for messages and plans."""
+        return f"{self.root}/{name}"
+
     def read_manifest(self, name: str) -> bytes:
         """Return the bytes of a checkpoint's manifest, unchecked.
 
-        Raises: NotFoundError; StoreError; ManifestError for a name with a path in it.
+        Raises: NotFoundError; StoreError; ManifestError for what cannot be one.
         """
+        path = f"{name}/{MANIFEST}"
+        check_path(path, "path")
         try:
-            with os.fdopen(self.open(name, MANIFEST), "rb") as file:
-                data = file.read(MAX_MANIFEST_BYTES + 1)
+            return read_bounded(self.root / path, MAX_MANIFEST_BYTES)
+        except ValueError as error:  # it names the path
+            raise ManifestError(str(error)) from None
         except OSError as error:
-            raise self._failure(error, f"{name}/{MANIFEST}") from error
-        if len(data) > MAX_MANIFEST_BYTES:
-            raise StoreError(f"{self.root / name / MANIFEST}: more than {MAX_MANIFEST_BYTES} bytes")
-        return data
+            raise self._failure(error, path) from error
+
+    def check(self, manifest: Manifest, memory: Memory) -> Complete | Damaged | Unreachable:
+        """Compare the files with the manifest; `memory` keeps what needs no second reading."""
+        return look.check(self.path(manifest.name), manifest, memory)
+
+    def read(self, name: str, entry: FileEntry) -> Generator[memoryview]:
+        """Yield the bytes of a regular file in order; no link is followed.
+
+        Raises: NotFoundError; StoreError; DamagedError when it has another size; ManifestError
+        for a path that leaves the checkpoint.
+        """
+        from entrypoint.store import pieces  # noqa: PLC0415 - a hit copies nothing
+
+        where = f"{self.where}: {name}/{entry.path}"
+        return pieces.read(lambda: self.open(name, entry.path), entry.size, where)
 
     def open(self, name: str, path: str) -> int:
-        """Return a descriptor of a regular file for positional reads; no link is followed.
+        """Return a descriptor of a regular file; no link is followed.
 
         Raises: NotFoundError; StoreError; ManifestError for a path that leaves the checkpoint.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.checkpoint.finding import (
@@ -16,25 +16,16 @@ from entrypoint.checkpoint.finding import (
     Rejected,
     Unreachable,
 )
-from entrypoint.checkpoint.inspect import Stamp, examine, read_manifest
+from entrypoint.checkpoint.inspect import Stamp, decode_named, examine
 from entrypoint.checkpoint.key import Difference, Key, differences
 from entrypoint.checkpoint.layout import generation_of
-from entrypoint.checkpoint.manifest import SCHEMA, Manifest
+from entrypoint.checkpoint.manifest import MANIFEST, SCHEMA, Manifest
 from entrypoint.errors import ManifestError, NotFoundError, SchemaError, StoreError
 from entrypoint.state.memory import Memory
 from entrypoint.state.rejections import Rejection
 
-
-class Shelf(Protocol):
-    """What a look needs of a store: its checkpoints' names, newest first, and where they lie."""
-
-    def names(self) -> list[str]:
-        """Return the names of all complete checkpoints, newest first."""
-        ...
-
-    def path(self, name: str) -> Path:
-        """Return the directory of a checkpoint."""
-        ...
+if TYPE_CHECKING:
+    from entrypoint.store.base import CheckpointStore
 
 
 class Wanted(NamedTuple):
@@ -53,7 +44,7 @@ class Wanted(NamedTuple):
     likely: str | None = None
 
 
-def look(store: Shelf, wanted: Wanted, memory: Memory) -> Finding:
+def look(store: CheckpointStore, wanted: Wanted, memory: Memory) -> Finding:
     """Return the best that `store` has: complete, else rejected, damaged, or the nearest foreign.
 
     Changes nothing in the store.
@@ -66,7 +57,7 @@ def look(store: Shelf, wanted: Wanted, memory: Memory) -> Finding:
         return Absent(f"no checkpoint named {wanted.name}")
     worst: Finding = Absent()
     for name in names:
-        finding = _look_at(store.path(name), wanted, memory)
+        finding = _look_at(store, name, wanted, memory)
         if isinstance(finding, Complete):
             return finding
         worst = _nearer(worst, finding)
@@ -83,17 +74,17 @@ def _in_order(names: list[str], wanted: Wanted) -> list[str]:
     return likely + [name for name in names if name not in likely]
 
 
-def _look_at(directory: Path, wanted: Wanted, memory: Memory) -> Finding:
+def _look_at(store: CheckpointStore, name: str, wanted: Wanted, memory: Memory) -> Finding:
     try:
-        manifest = read_manifest(directory)
+        manifest = manifest_of(store, name)
     except SchemaError as error:
-        return Foreign(directory.name, (Difference("schema", SCHEMA, error.found),))
+        return Foreign(name, (Difference("schema", SCHEMA, error.found),))
     except ManifestError as error:
-        return Damaged(directory.name, (str(error),))
-    except FileNotFoundError:
+        return Damaged(name, (str(error),))
+    except NotFoundError:
         # Collected, or moved to the trash, since it was listed.
         return Absent()
-    except OSError as error:
+    except StoreError as error:
         return Unreachable(str(error))
     differing = differences(wanted.key, manifest.key)
     if not differing and not wanted.is_same_model(manifest):
@@ -104,7 +95,12 @@ def _look_at(directory: Path, wanted: Wanted, memory: Memory) -> Finding:
         return Foreign(manifest.name, differing)
     if (rejection := wanted.rejection(manifest)) is not None:
         return Rejected(manifest.name, rejection.kind, rejection.reason)
-    return check(directory, manifest, memory)
+    return store.check(manifest, memory)
+
+
+def manifest_of(store: CheckpointStore, name: str) -> Manifest:
+    """Read and check a manifest. Raises: ManifestError; SchemaError; NotFoundError; StoreError."""
+    return decode_named(store.read_manifest(name), name, f"{store.locate(name)}/{MANIFEST}")
 
 
 def check(directory: Path, manifest: Manifest, memory: Memory) -> Complete | Damaged | Unreachable:
@@ -169,13 +165,11 @@ def _nearer(one: Finding, other: Finding) -> Finding:
     return other if other_rank > one_rank else one
 
 
-def find_by_name(store: Shelf, name: str, where: str) -> Manifest:
+def find_by_name(store: CheckpointStore, name: str) -> Manifest:
     """Return the manifest of a checkpoint by name. Raises: NotFoundError, ManifestError."""
     try:
-        return read_manifest(store.path(name))
-    except FileNotFoundError:
+        return manifest_of(store, name)
+    except NotFoundError:
         known = ", ".join(store.names()[:3]) or "nothing"
-        msg = f"{where}: no checkpoint named {name!r}"
+        msg = f"{store.where}: no checkpoint named {name!r}"
         raise NotFoundError(msg, hint=f"it has {known}") from None
-    except OSError as error:
-        raise StoreError(f"{where}: {error}") from None

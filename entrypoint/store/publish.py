@@ -8,9 +8,8 @@ import itertools
 import os
 import stat
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from entrypoint.checkpoint.digest import Json, canonical
 from entrypoint.checkpoint.foreign import read_bounded
@@ -33,12 +32,10 @@ _LOOKS = 8
 """A name can be taken and given up by others while we look; this often is enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitResult:
-    """Where the checkpoint is now, and whether we put it there or found an equal one."""
+class CommitResult(NamedTuple):
+    """The checkpoint's name now, and whether we put it there or found an equal one."""
 
     name: str
-    path: Path
     outcome: Literal["committed", "existed"]
 
 
@@ -107,7 +104,7 @@ def publish(
         candidate = manifest.renamed(with_generation(base, generation))
         outcome = _claim(root, staged, candidate, ranks, modes)
         if outcome is not None:
-            return CommitResult(candidate.name, root / candidate.name, outcome)
+            return CommitResult(candidate.name, outcome)
     raise AssertionError  # pragma: no cover - count() does not end
 
 

@@ -16,12 +16,12 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from entrypoint.checkpoint.manifest import Manifest, check_path
+from entrypoint.checkpoint.manifest import FileEntry, Manifest, check_path
 from entrypoint.errors import ShardbootError, SpaceError, StagingError
 from entrypoint.store import publish, tree
 from entrypoint.store.publish import CommitResult
@@ -104,6 +104,30 @@ class Staging:
                 write_all(descriptor, data)
                 os.fsync(descriptor)
             finally:
+                os.close(descriptor)
+
+    def write(
+        self, entry: FileEntry, pieces: Iterable[memoryview], missing: int | None = None
+    ) -> None:
+        """Create the file of `entry` out of `pieces`, fsynced. On error part of it may be there.
+
+        `missing` bytes have still to come, this file's among them; said where there is no room.
+        Raises: as `create`, and what `pieces` raises.
+        """
+        from entrypoint.store import writeback  # noqa: PLC0415 - ctypes, for copies alone
+
+        descriptor = self.create(entry.path)
+        offset = 0
+        try:
+            with self.writing(entry.path, missing):
+                writeback.preallocate(descriptor, entry.size)
+                for piece in pieces:
+                    write_all(descriptor, piece)
+                    writeback.start(descriptor, offset, len(piece))
+                    offset += len(piece)
+                os.fsync(descriptor)
+        finally:
+            with self.writing(entry.path):
                 os.close(descriptor)
 
     @contextlib.contextmanager

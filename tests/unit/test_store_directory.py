@@ -103,7 +103,7 @@ def test_a_manifest_of_no_bounds_is_not_read(
 ) -> None:
     manifest = make_checkpoint(store.root)
     monkeypatch.setattr("entrypoint.store.directory.MAX_MANIFEST_BYTES", 100)
-    with pytest.raises(StoreError, match="more than 100 bytes"):
+    with pytest.raises(ManifestError, match="at most 100 bytes"):
         store.read_manifest(manifest.name)
 
 
@@ -126,6 +126,7 @@ def test_looking_and_reading_change_nothing(store: DirectoryStore) -> None:
 )
 def test_a_path_or_a_file_url_names_a_directory(url: str, root: str) -> None:
     store = open_store(url, dir_mode=0o700, file_mode=0o600)
+    assert isinstance(store, DirectoryStore)
     assert (store.root, store.dir_mode, store.file_mode) == (Path(root), 0o700, 0o600)
     assert store.where == root
 

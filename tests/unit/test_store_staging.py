@@ -71,7 +71,7 @@ def test_the_builders_notes_are_dropped(store: DirectoryStore) -> None:
         manifest = fill(staged, make_key())
         staged.write_file(".note", b"to the other ranks")
         result = staged.commit(manifest)
-    assert not [p for p in result.path.iterdir() if p.name.startswith(".")]
+    assert not [p for p in store.path(result.name).iterdir() if p.name.startswith(".")]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

@@ -20,7 +20,7 @@ from entrypoint.errors import (
     StagingError,
     StoreError,
 )
-from entrypoint.store import transfer, writeback
+from entrypoint.store import pieces, transfer, writeback
 from entrypoint.store.directory import DirectoryStore
 
 
@@ -43,7 +43,7 @@ def manifest(shared: DirectoryStore) -> Manifest:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(pieces, "_PATIENCE_SECONDS", 0.01)
 
 
 def pull(
@@ -230,7 +230,7 @@ def test_a_signal_in_the_callers_thread_stops_all_threads_within_a_second(
         raise error
 
     monkeypatch.setattr(os, "preadv", trickle)
-    monkeypatch.setattr(transfer, "PIECE_BYTES", 4)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 4)
     started = time.monotonic()
     with pytest.raises(type(error)):
         pull(shared, local, manifest, interrupt)
