@@ -20,8 +20,10 @@ from store_contract import StoreContract, deep_verify, left_over
 from store_driver import BIG
 
 from entrypoint.errors import NotFoundError, StoreError
-from entrypoint.store import transfer
+from entrypoint.store import lock, transfer
+from entrypoint.store.collect import collect
 from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.retention import Rules
 from entrypoint.store.sweep import sweep
 
 
@@ -142,6 +144,28 @@ def test_a_sweep_on_one_node_spares_what_the_other_builds(nodes: Nodes) -> None:
             time.sleep(0.1)
         assert sweep(there.root, 3600) == []
         assert (staged.path / "note").read_bytes() == b"1"
+
+
+def test_gc_on_one_node_spares_what_the_other_serves(nodes: Nodes, tmp_path: Path) -> None:
+    here, there = stores(nodes, "gc")
+    old, new = (make_checkpoint(here.root, seed=seed) for seed in range(2))
+    for number, name in enumerate((old.name, new.name)):
+        os.utime(here.path(name) / "manifest.json", (number, number))
+    deadline = time.monotonic() + 10
+    while there.names() != [new.name, old.name]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+    def reasons() -> list[str]:
+        done = collect(there, tmp_path / "state", Rules(grace=0), dry_run=False)
+        return [verdict.reason for verdict in done.verdicts]
+
+    held = lock.hold_manifest(here.path(old.name), old.digest)
+    assert reasons() == ["newest", "running"]
+    deep_verify(here, old.name)
+    os.close(held)
+    assert reasons() == ["newest", "superseded"]
+    deep_verify(here, new.name)
 
 
 def test_a_mount_that_dies_under_a_copy_is_said_soon(nodes: Nodes, tmp_path: Path) -> None:
