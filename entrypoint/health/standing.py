@@ -117,4 +117,4 @@ def _headless(status: Status, notes: Notes, now: float) -> Standing:
 
 def _time(notes: Notes, event: str, otherwise: float) -> float:
     found = [n.get("time") for n in notes if n.get("event") == event]
-    return next((float(t) for t in found if isinstance(t, (int, float))), otherwise)
+    return next((t for t in found if isinstance(t, float)), otherwise)

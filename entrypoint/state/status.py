@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable
-from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
@@ -23,6 +22,9 @@ from entrypoint.state.files import write_json
 
 MAX_FILES: Final = 32
 MAX_STATUS_BYTES: Final = 64 * 1024
+LIMITS: Final = {int: 1 << 60, float: 1e11, bool: 1}
+"""The most bytes, and seconds since 1970, that a file is believed."""
+
 PUBLIC: Final = 0o644
 """No secret, and an operator who is root marks what the service user must read."""
 
@@ -137,15 +139,18 @@ class Status(NamedTuple):
 
 
 def _filled(base: T, value: Json) -> T:
-    """Return `base` with the fields of `value` that have the type they ought to have."""
+    """Return `base` with the fields of `value` that are what they ought to be."""
     named = cast("Any", base)
     if not isinstance(value, dict):
         return base
     found = {}
     for name, default in named._asdict().items():
         given = value.get(name)
-        if type(given) is type(default) and (type(given) is not float or isfinite(given)):
-            found[name] = given
+        if type(given) is not type(default):
+            continue
+        if isinstance(given, (int, float)) and not 0 <= given <= LIMITS[type(given)]:
+            continue
+        found[name] = given
     return cast("T", named._replace(**found))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ from entrypoint.checkpoint.layout import (
 )
 from entrypoint.checkpoint.manifest import INDEX, MANIFEST
 from entrypoint.errors import DamagedError, ManifestError, ProofError, SaveError, ShardbootError
+from entrypoint.health.standing import stand
+from entrypoint.state import status
 from entrypoint.state.attempts import failures_in_row
 from entrypoint.state.files import read_json
 from entrypoint.state.ledger import Ledger
@@ -239,6 +242,21 @@ def read_file(room: Room, data: bytes) -> bool:
     return True
 
 
+def read_status(room: Room, data: bytes) -> bool:
+    """Read a boot's status file; watch that boot by the ledger's lines, which are foreign too."""
+    first, _, lines = data.partition(b"\n")
+    (room.root / "status").mkdir(exist_ok=True)
+    room.write("status/b1.json", first)
+    room.write("ledger.jsonl", lines)
+    found = status.read_all(room.root)
+    for boot in found:
+        assert status.Status.from_json(boot.to_json()) == boot
+        for life in (boot.server.life, "here", "elsewhere"):
+            check_words(stand(boot, Ledger(room.root).recent(), life, time.time()).line)
+        time.localtime(boot.started)
+    return bool(found)
+
+
 def read_names(room: Room, data: bytes) -> bool:
     name = data[:NAME_MAX].decode(errors="surrogateescape")
     for layout in (Layout(tp=2, pp=1), Layout(tp=2, pp=2)):
@@ -265,6 +283,13 @@ TARGETS: dict[str, Target] = {
     "proof": Target(read_proof, lambda room: [EVIDENCE + b"\n" + ANSWERS]),
     "key": Target(read_key, lambda room: [canonical(make_key().to_json())]),
     "state": Target(read_state, ledger_lines),
+    "status": Target(
+        read_status,
+        lambda room: [
+            canonical(status.Status("b1", "starting", done=7, total=9).to_json())
+            + b'\n{"boot":"b1","event":"loading","time":1.5}\n{"boot":"b1","event":"loaded"}\n',
+        ],
+    ),
     "file": Target(
         read_file,
         lambda room: [kind + b"\xff\xffcontent" for kind in (b"r", b"l", b"f", b"d", b"n")],
