@@ -25,9 +25,13 @@ def read_bounded(path: Path, limit: int) -> bytes:
     """
     # O_NONBLOCK: opening a FIFO planted under that name must not hang.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
             msg = f"{path}: expected a regular file of at most {limit} bytes"
             raise ValueError(msg)
-        return file.read(limit + 1)
+        # Not before: for a directory it raises, and leaves the descriptor open.
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(limit + 1)
+    finally:
+        os.close(descriptor)

@@ -91,12 +91,16 @@ def _read(path: str) -> bytes:
     Raises: OSError; ValueError when it is none.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_NAMED_FILE_BYTES:
             msg = f"{path}: no small file"
             raise ValueError(msg)
-        return file.read()
+        # Not before: for a directory it raises, and leaves the descriptor open.
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def _texts(word: str) -> Iterator[str]:
