@@ -256,7 +256,7 @@ def standing_in(args: argparse.Namespace, directory: str) -> argparse.Namespace:
     return argparse.Namespace(**vars(args) | changes | {"model": directory, "model_tag": None})
 
 
-def answer(words: list[str], stand_in: str | None) -> dict[str, Any]:
+def answer(words: list[str], stand_in: str | None = None) -> dict[str, Any]:
     """Return the whole answer for `words`; see the module for what it never holds.
 
     `stand_in` is a directory with the config of a model that is not on this machine.
