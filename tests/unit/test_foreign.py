@@ -52,7 +52,8 @@ def test_what_is_no_such_file_is_refused_and_nothing_stays_open(
     assert open_descriptors() == before
 
 
-def test_a_directory_that_words_name_does_not_stay_open(tmp_path: Path) -> None:
+def test_a_directory_that_a_word_names_does_not_stay_open(tmp_path: Path) -> None:
     before = open_descriptors()
-    question.named_files([str(tmp_path)], {})
+    with pytest.raises(ValueError, match="no small file"):
+        question._read(str(tmp_path))
     assert open_descriptors() == before
