@@ -74,12 +74,13 @@ def health(ctx: click.Context, /, output: str, timeout: float, **flags: Any) -> 
 @for_state
 @click.pass_context
 def status(ctx: click.Context, /, output: str, **flags: Any) -> None:
-    """Show what boots are at: all that run, and the last one that does not."""
+    """Show what boots are at: all that run here, else the last one."""
     root = settings_as_user(flags, ctx.obj["environ"]).state_dir
     boots = statuses.read_all(root)
-    running = [boot for boot in boots if boot.server.life != "gone"]
-    ended = [boot for boot in boots if boot.server.life == "gone"][:1]
-    reports = [check(root, boot, ASK_SECONDS) for boot in running + ended]
+    running = [boot for boot in boots if boot.server.life == "here"]
+    last = statuses.meant(boots)
+    shown = running or ([last] if last else [])
+    reports = [check(root, boot, ASK_SECONDS) for boot in shown]
     lines = [_row(report) for report in reports]
     emit(
         output,
@@ -108,15 +109,16 @@ def wait(ctx: click.Context, /, output: str, timeout: float, **flags: Any) -> in
     vigil = Vigil(settings_as_user(flags, environ).state_dir, environ)
     teller = Teller(environ, is_silent=output == "json")
     deadline = time.monotonic() + timeout
-    report = vigil.look()
+    report = vigil.look(min(ASK_SECONDS, timeout))
     while not report.standing.is_healthy and report.standing.phase not in OVER:
-        if time.monotonic() > deadline:
+        left = deadline - time.monotonic()
+        if left <= 0:
             text = f"{report.standing.text}; gave up after {timeout:g} s"
             report = report._replace(standing=report.standing._replace(text=text))
             break
         teller.tell(report)
-        time.sleep(POLL_SECONDS)
-        report = vigil.look()
+        time.sleep(min(POLL_SECONDS, left))
+        report = vigil.look(min(ASK_SECONDS, left))
     emit(output, report.to_json(), report.standing.line)
     return 0 if report.standing.is_healthy else 1
 
@@ -131,15 +133,15 @@ class Vigil:
         self.main_pid = environ.get("MAINPID", "")
         self.begun = time.time()
 
-    def look(self) -> Report:
+    def look(self, seconds: float) -> Report:
         """Find out what the boot is at; nobody knows which one it is before it left a status."""
         if self.is_off:
-            return check_default(self.root, ASK_SECONDS)
+            return check_default(self.root, seconds)
         found = self._found(statuses.read_all(self.root))
         if found is not None:
-            return check(self.root, found, ASK_SECONDS)
+            return check(self.root, found, seconds)
         if time.time() - self.begun > GRACE_SECONDS:
-            return check_default(self.root, ASK_SECONDS)
+            return check_default(self.root, seconds)
         return Report(None, Standing("unknown", f"no boot has left a status in {self.root} yet"))
 
     def _found(self, boots: list[Status]) -> Status | None:
@@ -150,7 +152,7 @@ class Vigil:
         found = statuses.meant(boots)
         if found is None or found.started > self.begun - SLACK_SECONDS:
             return found
-        return None if found.server.life == "gone" else found
+        return None if found.server.life == "gone" or found.phase in OVER else found
 
 
 class Teller:

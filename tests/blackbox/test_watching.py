@@ -300,13 +300,14 @@ def test_the_server_that_runs_is_meant_and_status_shows_all(house: House, port: 
         house.serve("--max-model-len", "x")
         assert health(house)[1]["pid"] == second.pid
         found = house.run("status", "--format", "json").json
-        assert [each["pid"] for each in found[:2]] == [second.pid, first.pid]
-        assert [each["phase"] for each in found] == ["starting", "serving", "failed"]
+        assert [each["pid"] for each in found] == [second.pid, first.pid]
+        assert [each["phase"] for each in found] == ["starting", "serving"]
         rows = house.run("status").stdout.splitlines()
-        assert len(rows) == 3
+        assert len(rows) == 2
         assert rows[1].endswith(f"serving: local on http://*:{port}")
         assert str(first.pid) in rows[1]
-    assert len(house.run("status").stdout.splitlines()) == 1
+    (row,) = house.run("status").stdout.splitlines()
+    assert row.endswith("failed: exited while starting")
 
 
 class Waiting:
@@ -334,6 +335,15 @@ def test_wait_may_begin_before_the_boot_and_ends_when_vllm_serves(house: House, 
         assert done.stdout.endswith(f"serving: local on http://*:{port}\n")
         assert health(house)[0] == 0
     assert [entry["event"] for entry in house.ledger].count("healthy") == 1
+
+
+def test_wait_is_not_for_a_boot_that_failed_before_in_another_container(house: House) -> None:
+    house.run("serve", "--on-miss", "refuse", house.model, "-tp", 2)
+    (path,) = files(house)
+    server = json.loads(path.read_text())["server"]
+    rewrite(path, server=server | {"namespace": "pid:[1]"}, started=time.time() - 60)
+    done = house.run("wait", "--timeout", "0.5s")
+    assert (done.status, done.stdout.partition(":")[0]) == (1, "unknown")
 
 
 def test_wait_says_what_it_waits_for_and_gives_up(house: House, port: int) -> None:
