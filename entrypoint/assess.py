@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from entrypoint import __version__, stand_in
+from entrypoint import stand_in
 from entrypoint.checkpoint.finding import Absent, Complete, Finding, Unreachable
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.manifest import Manifest
@@ -16,8 +16,8 @@ from entrypoint.engine.executable import Executable, find
 from entrypoint.engine.resolution import Rejected, Resolution, resolve, untried
 from entrypoint.log import Log
 from entrypoint.model.bounded import within
-from entrypoint.model.identity import Identity, key_by_config
 from entrypoint.model.source import SourceView, StandIn
+from entrypoint.obstacles import proof_needed, unsavable, unservable, unwritable
 from entrypoint.plan import Obstacle, Policy, Situation
 from entrypoint.state.memory import Memory
 from entrypoint.state.proofs import Proofs
@@ -53,15 +53,8 @@ class Boot(NamedTuple):
         return Policy(on_miss=self.settings.on_miss, on_failure=self.settings.on_failure)
 
 
-OWN_LOADERS = ("auto", "hf", "safetensors")
-"""Load formats that mean "load the source as it is"; any other, and users know better."""
-
-
 STORE_SECONDS: Final = 5.0
 """How long a shared store may take for its first answer; a busy one takes seconds."""
-
-REDIRECTING = ("VLLM_MODEL_REDIRECT_PATH", "VLLM_USE_MODELSCOPE")
-"""With these vLLM loads something else than the word that names the model."""
 
 
 class Assessment(NamedTuple):
@@ -212,17 +205,6 @@ def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> W
     )
 
 
-def proof_needed(settings: Settings, resolution: Resolution) -> str:
-    """Return why a checkpoint must be proved before it is served, or ""."""
-    match settings.prove:
-        case "always":
-            return "--prove always"
-        case "never":
-            return ""
-        case "auto":
-            return resolution.unruled
-
-
 def rejections_by(
     settings: Settings, resolution: Resolution
 ) -> Callable[[Manifest], Rejection | None]:
@@ -237,95 +219,3 @@ def rejections_by(
         return Rejection("unproved", f"{needed}: never proved to load to the source's state")
 
     return rejection
-
-
-def unservable(resolution: Resolution, source: SourceView) -> Obstacle | None:
-    """Return why no checkpoint can be served for these words, whatever the stores hold."""
-    return _aside(resolution, source.environ) or _unbuilt(resolution, source)
-
-
-def _aside(resolution: Resolution, environ: Mapping[str, str]) -> Obstacle | None:
-    """Return by which of the user's own words or variables they know better."""
-    if resolution.load_format not in OWN_LOADERS or resolution.has_extra_config:
-        asked = resolution.load_format if resolution.load_format not in OWN_LOADERS else "extra"
-        text = f"the words choose a loader of their own ({asked}); stepping aside"
-        return Obstacle("load-format.user", text, is_wish=True)
-    for name in REDIRECTING:
-        if environ.get(name, "").lower() not in ("", "0", "false"):
-            text = f"{name} is set, so the words do not say where the model comes from"
-            return Obstacle("source.redirected", text, is_wish=True)
-    if resolution.has_other_config:
-        text = "--hf-config-path builds another model than the source's own config does"
-        return Obstacle("source.other-config", text, is_wish=True)
-    return None
-
-
-def _unbuilt(resolution: Resolution, source: SourceView) -> Obstacle | None:
-    """Return what stands in the way of any checkpoint: the engine, the layout, the source."""
-    if resolution.plugin is None:
-        text = "vLLM's Python has no shardboot installed, so it cannot load checkpoints"
-        return Obstacle("engine.noplugin", text)
-    if resolution.plugin != __version__:
-        text = f"vLLM's Python has shardboot {resolution.plugin}, this is {__version__}"
-        return Obstacle("engine.plugin-version", text)
-    if resolution.unverified:
-        text = f"the words cannot be rewritten safely: {resolution.unverified}"
-        return Obstacle("engine.words", text)
-    if resolution.nnodes > 1:
-        text = f"{resolution.nnodes} nodes: checkpoints over several nodes are not built yet"
-        return Obstacle("layout.multinode", text)
-    if resolution.key.dp > 1:
-        # Dense replicas hold equal state, so their key says dp 1.
-        text = f"{resolution.key.dp} replicas share the experts: file names know no replica"
-        return Obstacle("layout.dp-moe", text)
-    if resolution.draft == "target":
-        text = "the draft's weights are read from the source, which a checkpoint does not hold"
-        return Obstacle("layout.draft", text)
-    if source.here.timed_out and not source.identity.ways:
-        return Obstacle("source.hung", f"{source.here.word} does not answer and was never seen")
-    return None
-
-
-def unwritable(settings: Settings) -> Obstacle | None:
-    """Return why nothing can be put into the local store, found out before anything slow."""
-    places = (settings.local_dir, *settings.local_dir.parents)
-    # os.path, since Path.exists raises where a parent may not be searched.
-    nearest = next(place for place in places if os.path.lexists(place))
-    if os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK):
-        return None
-    text = f"{nearest}: uid {os.geteuid()} may not write there"
-    return Obstacle("local.unwritable", text, 60)
-
-
-def unsavable(settings: Settings, resolution: Resolution, source: SourceView) -> Obstacle | None:
-    """Return why no checkpoint can be saved here."""
-    if source.here.timed_out:
-        return Obstacle("source.hung", f"{source.here.word} does not answer", 30)
-    if source.here.broken:
-        return Obstacle("source.broken", source.here.broken, 30)
-    if source.here.directory is None:
-        text = f"{source.here.word} is not on this machine; it can be saved once vLLM fetched it"
-        return Obstacle("source.absent", text, 31)
-    if source.here.is_checkpoint:
-        return Obstacle("source.checkpoint", "a checkpoint cannot be saved from a checkpoint", 22)
-    for place in (settings.local_dir, settings.state_dir):
-        if Path(source.here.directory) in place.parents:
-            text = f"{place} lies inside the model, which would change with every boot"
-            return Obstacle("source.holds-store", text, 10)
-    return unwritable(settings) or _unsavable_before(settings, resolution, source.identity)
-
-
-def _unsavable_before(
-    settings: Settings, resolution: Resolution, identity: Identity
-) -> Obstacle | None:
-    """Return what an earlier save found that would come out the same again."""
-    rejections = Rejections(settings.state_dir)
-    if refused := rejections.find(key_by_config(resolution.key, identity)):
-        text = f"as an earlier try found: {refused.reason}"
-        return Obstacle(refused.kind, text, 50, is_remembered=True)
-    key = resolution.key._replace(model=identity.ways.get("blake3", ""))
-    earlier = rejections.find(key.digest)
-    if earlier is None or not proof_needed(settings, resolution):
-        return None
-    text = f"an earlier save of this very key failed its proof: {earlier.reason}"
-    return Obstacle("save.unproven", text, 51, is_remembered=True)

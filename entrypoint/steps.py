@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from entrypoint.assess import Assessment, Boot, assess_again, proof_needed
+from entrypoint.assess import Assessment, Boot, assess_again
 from entrypoint.checkpoint.digest import digest_json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
 from entrypoint.checkpoint.manifest import Manifest
@@ -21,6 +21,7 @@ from entrypoint.errors import (
     StagingError,
 )
 from entrypoint.log import human_bytes
+from entrypoint.obstacles import proof_needed
 from entrypoint.plan import Action, decide, in_words
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejections
