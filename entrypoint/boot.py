@@ -218,7 +218,10 @@ def given_up(boot: Boot, action: Action) -> Rejected | None:
 def failures_so_far(boot: Boot, checkpoint: Path, manifest: Manifest) -> int:
     """Return how many boots in a row died on it; none while another server still holds it."""
     failures = failures_in_row(
-        Ledger(boot.settings.state_dir).recent(), manifest.digest, process.host_boot()
+        Ledger(boot.settings.state_dir).recent(),
+        manifest.digest,
+        process.host_boot(),
+        process.is_alive,
     )
     return failures if failures and lock.is_free(checkpoint) else 0
 

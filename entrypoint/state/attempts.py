@@ -7,7 +7,7 @@ bad flags, or memory that ran out after loading never count against weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from entrypoint.checkpoint.digest import Json
@@ -16,8 +16,9 @@ Entry = Mapping[str, Json]
 
 
 class _Attempt:
-    def __init__(self, host_boot: str) -> None:
-        self.host_boot = host_boot
+    def __init__(self, entry: Entry) -> None:
+        self.host_boot = str(entry.get("host_boot"))
+        self.process = (entry.get("pid"), entry.get("pid_start"))
         self.events: set[str] = set()
 
     @property
@@ -26,11 +27,17 @@ class _Attempt:
         return "loading" in self.events and not self.events & survived
 
 
-def failures_in_row(entries: Iterable[Entry], manifest: str, host_boot: str) -> int:
+def failures_in_row(
+    entries: Iterable[Entry],
+    manifest: str,
+    host_boot: str,
+    is_alive: Callable[[Json, Json], bool],
+) -> int:
     """Return how many of the latest attempts to load this manifest failed, one after another.
 
-    Attempts that never came to loading tell nothing and are passed over; a success, and an
-    `unrejected`, end the row. `entries` are oldest first.
+    Attempts that never came to loading, or are still at it, tell nothing and are passed over; a
+    success, and an `unrejected`, end the row. `entries` are oldest first; `is_alive(pid, start)`
+    is asked only about what would be failures.
     """
     attempts: dict[str, _Attempt] = {}
     for entry in entries:
@@ -38,13 +45,13 @@ def failures_in_row(entries: Iterable[Entry], manifest: str, host_boot: str) -> 
         if event == "unrejected" and entry.get("manifest") == manifest:
             attempts.clear()
         elif event == "attempt" and entry.get("manifest") == manifest:
-            attempts[boot] = _Attempt(str(entry.get("host_boot")))
+            attempts[boot] = _Attempt(entry)
         elif boot in attempts:
             attempts[boot].events.add(event)
     count = 0
     for attempt in reversed(attempts.values()):
         if attempt.failed and attempt.host_boot == host_boot:
-            count += 1
+            count += not is_alive(*attempt.process)
         elif "loading" in attempt.events and "stopped" not in attempt.events:
             break
     return count

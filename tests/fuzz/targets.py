@@ -36,6 +36,7 @@ from entrypoint.state import status
 from entrypoint.state.attempts import failures_in_row
 from entrypoint.state.files import read_json
 from entrypoint.state.ledger import Ledger
+from entrypoint.state.process import is_alive
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejections
 from entrypoint.store.publish import ranks_held
@@ -204,7 +205,7 @@ def read_state(room: Room, data: bytes) -> bool:
         room.write(f"state/{name}", data)
     entries = list(Ledger(state).entries())
     for some in (entries, Ledger(state).recent()):
-        assert failures_in_row(some, "manifest", "host") >= 0
+        assert failures_in_row(some, "manifest", "host", is_alive) >= 0
     read_json(state / "proofs" / "d.json")
     Rejections(state).find("d")
     Proofs(state).find("d")

@@ -29,6 +29,10 @@ def ledger(*boots: tuple[str, ...], host_boot: str = "h1") -> list[dict[str, Jso
     return entries
 
 
+def dead(_pid: Json, _start: Json) -> bool:
+    return False
+
+
 @pytest.mark.parametrize(
     ("boots", "expected"),
     [
@@ -46,24 +50,24 @@ def ledger(*boots: tuple[str, ...], host_boot: str = "h1") -> list[dict[str, Jso
 def test_a_failure_is_loading_noted_and_neither_loaded_nor_stopped(
     boots: tuple[tuple[str, ...], ...], expected: int
 ) -> None:
-    assert failures_in_row(ledger(*boots), "m", "h1") == expected
+    assert failures_in_row(ledger(*boots), "m", "h1", dead) == expected
 
 
 def test_other_checkpoints_and_other_boots_of_the_host_do_not_count() -> None:
     entries = ledger(FAILED, FAILED, FAILED)
-    assert failures_in_row(entries, "another", "h1") == 0
-    assert failures_in_row(entries, "m", "h2") == 0
+    assert failures_in_row(entries, "another", "h1", dead) == 0
+    assert failures_in_row(entries, "m", "h2", dead) == 0
 
 
 def test_taking_a_rejection_back_starts_the_count_anew() -> None:
     entries = ledger(FAILED, FAILED, FAILED)
     entries.append({"event": "unrejected", "manifest": "m"})
-    assert failures_in_row(entries, "m", "h1") == 0
+    assert failures_in_row(entries, "m", "h1", dead) == 0
 
 
 def test_foreign_lines_are_no_harm() -> None:
     odd: list[dict[str, Json]] = [{}, {"event": None}, {"boot": 3, "event": ["x"]}]
-    assert failures_in_row(odd + ledger(FAILED) + odd, "m", "h1") == 1
+    assert failures_in_row(odd + ledger(FAILED) + odd, "m", "h1", dead) == 1
 
 
 def test_delays_grow_from_nothing_to_a_bound() -> None:
@@ -115,3 +119,11 @@ def test_what_boots_have_done_with_a_checkpoint(
 ) -> None:
     found = uses(entries, "h1").get("m", UNUSED)
     assert expected is None or found == expected
+
+
+def test_a_boot_that_is_still_loading_has_not_failed_whatever_a_lock_says() -> None:
+    entries = ledger(FAILED, FAILED, FAILED)
+    for number, entry in enumerate(e for e in entries if e["event"] == "attempt"):
+        entry |= {"pid": 100 + number, "pid_start": 7}
+    assert failures_in_row(entries, "m", "h1", lambda pid, start: (pid, start) == (102, 7)) == 2
+    assert failures_in_row(entries, "m", "h1", lambda pid, start: (pid, start) == (102, 8)) == 3
