@@ -76,13 +76,17 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _connected(address: Address, seconds: float) -> socket.socket:
-    if not address.uds:
-        host = EVERY.get(address.host, address.host)
-        return socket.create_connection((host, address.port), seconds)
-    connection = socket.socket(socket.AF_UNIX)
+    host = EVERY.get(address.host, address.host)
+    # As vLLM binds: a name is an IPv4 one. `connect` takes names, without an import for them.
+    family, place = (
+        (socket.AF_UNIX, address.uds)
+        if address.uds
+        else (socket.AF_INET6 if ":" in host else socket.AF_INET, (host, address.port))
+    )
+    connection = socket.socket(family)
     try:
         connection.settimeout(seconds)
-        connection.connect(address.uds)
+        connection.connect(place)
     except BaseException:
         connection.close()
         raise

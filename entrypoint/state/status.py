@@ -150,6 +150,9 @@ def _filled(base: T, value: Json) -> T:
             continue
         if isinstance(given, (int, float)) and not 0 <= given <= LIMITS[type(given)]:
             continue
+        if isinstance(given, str) and "\0" in given:
+            # No name of a host or a file, and C says so in its own ways.
+            continue
         found[name] = given
     return cast("T", named._replace(**found))
 

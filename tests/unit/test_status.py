@@ -68,6 +68,7 @@ def test_a_file_that_is_torn_or_of_another_boot_is_passed_over(tmp_path: Path, d
         ("started", 1e15),
         ("done", 1 << 2000),
         ("total", -1),
+        ("text", "a\0b"),
         ("started", None),
         ("server", []),
         ("address", "x"),
