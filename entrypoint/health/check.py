@@ -43,7 +43,7 @@ def check(root: Path, status: Status, seconds: float) -> Report:
 
     When it is healthy for the first time, that is noted: in its file and in the ledger.
     """
-    notes = [note for note in Ledger(root).recent() if note.get("boot") == status.boot]
+    notes = Ledger(root).recent_of(status.boot)
     life = status.server.life
     standing = stand(status, notes, life, time.time())
     if standing.is_asked:

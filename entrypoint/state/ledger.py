@@ -56,13 +56,22 @@ class Ledger:
 
     def recent(self) -> list[dict[str, Json]]:
         """Return the latest whole lines, oldest first; one small read."""
+        return list(_whole(self._tail()))
+
+    def recent_of(self, boot: str) -> list[dict[str, Json]]:
+        """Return the latest whole lines about one boot, oldest first; no other one is parsed."""
+        name = boot.encode(errors="replace")
+        lines = [line for line in self._tail().splitlines() if name in line]
+        return [entry for entry in _whole(b"\n".join(lines)) if entry.get("boot") == boot]
+
+    def _tail(self) -> bytes:
         try:
             with self.path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(max(0, size - RECENT_BYTES))
-                return list(_whole(file.read(RECENT_BYTES)))
+                return file.read(RECENT_BYTES)
         except OSError:
-            return []
+            return b""
 
     def entries(self) -> Iterator[dict[str, Json]]:
         """Yield every whole line, oldest first; what is torn or foreign is skipped."""

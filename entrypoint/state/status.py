@@ -193,10 +193,13 @@ def meant(boots: Iterable[Status]) -> Status | None:
 
     Else the newest whose process cannot be seen from here, else the newest. `boots`: newest first.
     """
-    by_life: dict[Life, Status] = {}
+    others: dict[Life, Status] = {}
     for status in boots:
-        by_life.setdefault(status.server.life, status)
-    return by_life.get("here") or by_life.get("elsewhere") or by_life.get("gone")
+        life = status.server.life
+        if life == "here":
+            return status
+        others.setdefault(life, status)
+    return others.get("elsewhere") or others.get("gone")
 
 
 def touch(root: Path, boot: str) -> None:

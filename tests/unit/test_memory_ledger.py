@@ -156,6 +156,21 @@ def test_a_look_at_the_latest_lines_is_one_small_read(tmp_path: Path) -> None:
     assert [entry["n"] for entry in recent[1:]] == list(range(50_001 - len(recent), 50_000))
 
 
+def test_a_look_at_one_boot_passes_over_all_others(tmp_path: Path) -> None:
+    book = Ledger(tmp_path)
+    mine: list[dict[str, Json]] = [
+        {"boot": "b1", "event": event} for event in ("loading", "loaded")
+    ]
+    others: list[dict[str, Json]] = [{"boot": "b10"}, {"event": "b1"}, {"boot": "b2"}]
+    for entry in (mine[0], *others, mine[1]):
+        book.append(entry)
+    with book.path.open("ab") as file:
+        file.write(b'{"boot": "b1", "ev')
+    assert book.recent_of("b1") == mine
+    assert book.recent_of("b3") == []
+    assert Ledger(tmp_path / "none").recent_of("b1") == []
+
+
 def test_lines_of_many_writers_never_mix(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from entrypoint.state.ledger import Ledger;"
