@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from entrypoint import stand_in
 from entrypoint.checkpoint.finding import Absent, Complete, Finding, Unreachable
 from entrypoint.checkpoint.key import Key
+from entrypoint.checkpoint.layout import model_in_name
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.config import Settings
 from entrypoint.engine.executable import Executable, find
@@ -25,7 +26,7 @@ from entrypoint.state.rejections import Rejection, Rejections
 from entrypoint.state.reporter import Reporter
 from entrypoint.store.base import CheckpointStore, open_store
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.look import Wanted, look
+from entrypoint.store.look import Bounds, Wanted, look
 
 
 class Boot(NamedTuple):
@@ -55,6 +56,9 @@ class Boot(NamedTuple):
 
 STORE_SECONDS: Final = 5.0
 """How long a shared store may take for its first answer; a busy one takes seconds."""
+
+FAR: Final = Bounds(manifests=64, seconds=10.0)
+"""Of an object store; names tell which checkpoints are worth asking for."""
 
 
 class Assessment(NamedTuple):
@@ -181,7 +185,8 @@ def _look_far(store: CheckpointStore, wanted: Wanted, memory: Memory) -> Finding
     """Look at a shared store, unless its file system hangs: then nothing waits for it."""
     if not _answers(store):
         return Unreachable(f"{store.where} did not answer within {STORE_SECONDS:.0f} s")
-    return look(store, wanted, memory)
+    bounds = None if isinstance(store, DirectoryStore) else FAR
+    return look(store, wanted, memory, bounds)
 
 
 def _answers(store: CheckpointStore) -> bool:
@@ -202,6 +207,7 @@ def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> W
         rejections_by(settings, resolution),
         name=settings.checkpoint,
         likely=likely,
+        model=model_in_name(resolution.model_word),
     )
 
 

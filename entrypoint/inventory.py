@@ -47,8 +47,8 @@ def directory_of(settings: Settings, *, shared: bool) -> DirectoryStore:
     """Return the store, where it must be a directory. Raises: ConfigError."""
     store = store_of(settings, shared=shared)
     if not isinstance(store, DirectoryStore):
-        msg = f"{store.where}: checkpoints are collected and pinned in directories alone"
-        raise ConfigError(msg, hint="object stores have lifecycle rules, and commands of their own")
+        msg = f"{store.where}: nothing is pinned in object stores"
+        raise ConfigError(msg, hint="`shardboot gc` takes no published checkpoint there anyway")
     return store
 
 

@@ -10,12 +10,13 @@ import click
 from entrypoint.checkpoint.digest import Json
 from entrypoint.config import Settings
 from entrypoint.errors import OwnershipError
-from entrypoint.inventory import directory_of, for_stores
+from entrypoint.inventory import directory_of, for_stores, store_of
 from entrypoint.log import human_bytes
 from entrypoint.options import emit, settings_as_user, with_settings
-from entrypoint.store import pins
+from entrypoint.store import leftovers, pins
 from entrypoint.store.collect import Collection, collect
 from entrypoint.store.look import find_by_name
+from entrypoint.store.objects import ObjectStore
 from entrypoint.store.retention import Rules
 
 with_graces = functools.partial(with_settings, only=("grace", "shared_grace"))
@@ -27,11 +28,19 @@ with_graces = functools.partial(with_settings, only=("grace", "shared_grace"))
 @with_graces
 @click.pass_context
 def gc(ctx: click.Context, /, dry_run: bool, output: str, in_shared: bool, **flags: Any) -> None:
-    """Collect checkpoints, staging and trash that nobody needs any more."""
+    """Collect checkpoints, staging and trash that nobody needs any more.
+
+    Of an object store: only what dead pushes have left.
+    """
     settings = settings_as_user(flags, ctx.obj["environ"])
-    store = directory_of(settings, shared=in_shared)
+    store = store_of(settings, shared=in_shared)
     rules = rules_for(settings, shared=in_shared)
-    done = collect(store, settings.state_dir, rules, dry_run=dry_run)
+    if isinstance(store, ObjectStore):
+        sweep = leftovers.leftovers if dry_run else leftovers.sweep
+        done = Collection((), tuple(sweep(store, rules.grace)), ())
+    else:
+        directory = directory_of(settings, shared=in_shared)
+        done = collect(directory, settings.state_dir, rules, dry_run=dry_run)
     emit(output, _as_json(done, dry_run=dry_run), _as_text(done, store.where, dry_run=dry_run))
     denied = [verdict for verdict in done.verdicts if verdict.reason == "denied"]
     if denied:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from entrypoint.checkpoint.layout import model_in_name
 from entrypoint.checkpoint.manifest import Manifest, decode
 from entrypoint.errors import ManifestError, NotFoundError, StoreError
 from entrypoint.store.base import CheckpointStore
@@ -63,20 +64,20 @@ def find(
     if named is None and commit is None:
         return None
     for store in stores:
-        for manifest in _manifests(store, named):
+        for manifest in _manifests(store, named, word):
             source = manifest.source
             if named is not None or (source.name, source.revision) == (word, commit):
                 return StandIn(store, manifest)
     return None
 
 
-def _manifests(store: CheckpointStore, named: str | None) -> Iterator[Manifest]:
+def _manifests(store: CheckpointStore, named: str | None, word: str) -> Iterator[Manifest]:
     try:
         names = store.names()
     except StoreError:
         return
     for name in names:
-        if named in (None, name):
+        if name == named or (named is None and name.startswith(model_in_name(word))):
             try:
                 manifest = decode(store.read_manifest(name))
             except (ManifestError, NotFoundError, StoreError, ValueError):

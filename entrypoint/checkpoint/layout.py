@@ -61,7 +61,17 @@ def checkpoint_name(model: str, key: Key) -> str:
 
     Stable, because vLLM's compile cache is keyed by the model path.
     """
-    parts = [_safe(model.rstrip("/").rsplit("/", 1)[-1])[:80], f"tp{key.tp}"]
+    return model_in_name(model) + name_words(key) + key.digest[:12]
+
+
+def model_in_name(model: str) -> str:
+    """Return how the names of a model's checkpoints begin."""
+    return _safe(model.rstrip("/").rsplit("/", 1)[-1])[:80]
+
+
+def name_words(key: Key) -> str:
+    """Return what stands in a name between the model's and the digits."""
+    parts = ["", f"tp{key.tp}"]
     if key.pp > 1:
         parts.append(f"pp{key.pp}")
     if key.ep:
@@ -69,7 +79,7 @@ def checkpoint_name(model: str, key: Key) -> str:
     parts.append(_safe(_DTYPES.get(key.dtype, key.dtype)))
     if key.quantization:
         parts.append(_safe(key.quantization))
-    parts += [f"vllm{_safe(key.vllm)}", key.digest[:12]]
+    parts += [f"vllm{_safe(key.vllm)}", ""]
     return "-".join(parts)
 
 

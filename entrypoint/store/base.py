@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from entrypoint.errors import ConfigError
 from entrypoint.store.directory import DirectoryStore
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from entrypoint.checkpoint.manifest import FileEntry, Manifest
     from entrypoint.state.memory import Memory
     from entrypoint.store.publish import CommitResult
+
+
+SCHEMES: Final = ("s3", "gs", "az")
+"""Of the URLs that name a bucket."""
 
 
 class CheckpointStore(Protocol):
@@ -48,7 +54,7 @@ class CheckpointStore(Protocol):
         """
         ...
 
-    def check(self, manifest: Manifest, memory: Memory) -> Complete | Damaged | Unreachable:
+    def check(self, manifest: Manifest, memory: Memory, /) -> Complete | Damaged | Unreachable:
         """Compare what lies there with the manifest, by sizes and whatever else costs little."""
         ...
 
@@ -82,7 +88,7 @@ class CheckpointStaging(Protocol):
     ) -> None: ...
 
     def write(
-        self, entry: FileEntry, pieces: Iterable[memoryview], missing: int | None = None
+        self, entry: FileEntry, pieces: Iterable[memoryview], missing: int | None = None, /
     ) -> None:
         """Make the file of `entry` out of `pieces`, durable on return.
 
@@ -102,25 +108,50 @@ class CheckpointStaging(Protocol):
 def open_store(
     url: str, *, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE
 ) -> CheckpointStore:
-    """Return the store that a path or a `file://` URL names; nothing is touched yet.
+    """Return the store that a path or a URL names; nothing is touched yet.
 
-    Raises: ConfigError naming what was expected.
+    Raises: ConfigError naming what was expected; it repeats no credentials.
     """
-    scheme, separator, _ = url.partition("://")
+    scheme, separator, rest = url.partition("://")
+    scheme = scheme.lower()
     if not separator:
-        path = url
-    elif scheme.lower() == "file":
-        from urllib.parse import unquote, urlsplit  # noqa: PLC0415 - most stores are plain paths
-
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-            raise ConfigError(f"{url}: expected file:///an/absolute/path")
-        path = unquote(parts.path)
-    else:
+        return _directory(url, dir_mode, file_mode)
+    if "@" in re.split("[/?#]", rest, maxsplit=1)[0]:
         raise ConfigError(
-            f"{url}: stores of the kind {scheme}:// are not built yet",
-            hint="mount it, and give the path of the mount",
+            f"{scheme}://…: the URL of the shared store holds credentials, which others could see",
+            hint="take them out; they come from the environment, see the README",
         )
+    if scheme == "file":
+        host, slash, path = rest.partition("/")
+        if host not in ("", "localhost") or "?" in rest or "#" in rest:
+            raise ConfigError(f"{url}: expected file:///an/absolute/path")
+        from urllib.parse import unquote  # noqa: PLC0415 - most stores are plain paths
+
+        return _directory(unquote(slash + path), dir_mode, file_mode)
+    if scheme in SCHEMES:
+        return _objects(scheme, rest)
+    raise ConfigError(
+        f"{scheme}://…: not a kind of store",
+        hint=f"expected a path, or a URL with file, {', '.join(SCHEMES)}",
+    )
+
+
+def _directory(path: str, dir_mode: int, file_mode: int) -> DirectoryStore:
     if not path.startswith("/") or "\0" in path:
-        raise ConfigError(f"{url}: expected an absolute path", hint=f"found {path!r}")
+        raise ConfigError(f"{path}: expected an absolute path", hint=f"found {path!r}")
     return DirectoryStore(Path(path), dir_mode, file_mode)
+
+
+def _objects(scheme: str, rest: str) -> CheckpointStore:
+    from importlib.util import find_spec  # noqa: PLC0415 - most stores are plain paths
+
+    from entrypoint.store import bucket  # noqa: PLC0415
+    from entrypoint.store.objects import ObjectStore  # noqa: PLC0415
+
+    found = bucket.parse(scheme, rest)
+    if find_spec("obstore") is None:
+        raise ConfigError(
+            f"{found.where}: object stores need obstore, which is not installed",
+            hint=f"{sys.executable} -m pip install obstore",
+        )
+    return ObjectStore(found.where, lambda patience: bucket.connect(found, patience))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -18,7 +19,7 @@ from entrypoint.checkpoint.finding import (
 )
 from entrypoint.checkpoint.inspect import Stamp, decode_named, examine
 from entrypoint.checkpoint.key import Difference, Key, differences
-from entrypoint.checkpoint.layout import generation_of
+from entrypoint.checkpoint.layout import generation_of, name_words
 from entrypoint.checkpoint.manifest import MANIFEST, SCHEMA, Manifest
 from entrypoint.errors import ManifestError, NotFoundError, SchemaError, StoreError
 from entrypoint.state.memory import Memory
@@ -33,8 +34,8 @@ class Wanted(NamedTuple):
 
     `is_same_model` compares a manifest's source with ours; it may read the source, so it is asked
     only about candidates that fit in everything else. `rejection` says why a manifest must not be
-    served, or None. `name`: only this checkpoint. `likely`: the
-    first digits of the full key's digest, by which its name ends; looked at first.
+    served, or None. `name`: only this checkpoint. `likely`: the first digits of the full key's
+    digest, by which its name ends; looked at first. `model`: how its name begins; looked at next.
     """
 
     key: Key
@@ -42,12 +43,22 @@ class Wanted(NamedTuple):
     rejection: Callable[[Manifest], Rejection | None]
     name: str | None = None
     likely: str | None = None
+    model: str = ""
 
 
-def look(store: CheckpointStore, wanted: Wanted, memory: Memory) -> Finding:
+class Bounds(NamedTuple):
+    """How much one look asks of a store that is far: manifests, and seconds of waiting for them."""
+
+    manifests: int
+    seconds: float
+
+
+def look(
+    store: CheckpointStore, wanted: Wanted, memory: Memory, bounds: Bounds | None = None
+) -> Finding:
     """Return the best that `store` has: complete, else rejected, damaged, or the nearest foreign.
 
-    Changes nothing in the store.
+    Within `bounds` only those are looked at whose names come nearest. Changes nothing in the store.
     """
     try:
         names = _in_order(store.names(), wanted)
@@ -56,27 +67,38 @@ def look(store: CheckpointStore, wanted: Wanted, memory: Memory) -> Finding:
     if wanted.name is not None and not names:
         return Absent(f"no checkpoint named {wanted.name}")
     worst: Finding = Absent()
-    for name in names:
-        finding = _look_at(store, name, wanted, memory)
+    waited = 0.0
+    for name in names[: bounds.manifests if bounds else None]:
+        began = time.monotonic()
+        found = _find(store, name)
+        waited += time.monotonic() - began
+        finding = _judge(store, found, wanted, memory) if isinstance(found, Manifest) else found
         if isinstance(finding, Complete):
             return finding
         worst = _nearer(worst, finding)
+        if bounds and waited > bounds.seconds and isinstance(worst, (Absent, Foreign)):
+            return Unreachable(f"{store.where}: {waited:.0f} s were not enough to look through it")
     return worst
 
 
 def _in_order(names: list[str], wanted: Wanted) -> list[str]:
     if wanted.name is not None:
         return [name for name in names if name == wanted.name]
-    if wanted.likely is None:
-        return names
-    likely = [name for name in names if generation_of(name)[0].endswith("-" + wanted.likely)]
+    likely = [name for name in names if _is_likely(name, wanted)]
     likely.sort(key=lambda name: generation_of(name)[1], reverse=True)
-    return likely + [name for name in names if name not in likely]
+    words = name_words(wanted.key)
+    others = [name for name in names if name not in likely]
+    others.sort(key=lambda name: (not name.startswith(wanted.model + words), words not in name))
+    return likely + others
 
 
-def _look_at(store: CheckpointStore, name: str, wanted: Wanted, memory: Memory) -> Finding:
+def _is_likely(name: str, wanted: Wanted) -> bool:
+    return wanted.likely is not None and generation_of(name)[0].endswith("-" + wanted.likely)
+
+
+def _find(store: CheckpointStore, name: str) -> Manifest | Finding:
     try:
-        manifest = manifest_of(store, name)
+        return manifest_of(store, name)
     except SchemaError as error:
         return Foreign(name, (Difference("schema", SCHEMA, error.found),))
     except ManifestError as error:
@@ -86,6 +108,9 @@ def _look_at(store: CheckpointStore, name: str, wanted: Wanted, memory: Memory) 
         return Absent()
     except StoreError as error:
         return Unreachable(str(error))
+
+
+def _judge(store: CheckpointStore, manifest: Manifest, wanted: Wanted, memory: Memory) -> Finding:
     differing = differences(wanted.key, manifest.key)
     if not differing and not wanted.is_same_model(manifest):
         differing = (

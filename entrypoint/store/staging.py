@@ -112,7 +112,7 @@ class Staging:
         """Create the file of `entry` out of `pieces`, fsynced. On error part of it may be there.
 
         `missing` bytes have still to come, this file's among them; said where there is no room.
-        Raises: as `create`, and what `pieces` raises.
+        Raises: as `create`; StagingError for another size; what `pieces` raises.
         """
         from entrypoint.store import writeback  # noqa: PLC0415 - ctypes, for copies alone
 
@@ -125,6 +125,9 @@ class Staging:
                     write_all(descriptor, piece)
                     writeback.start(descriptor, offset, len(piece))
                     offset += len(piece)
+                if offset != entry.size:
+                    where = self.path / entry.path
+                    raise StagingError(f"{where}: expected {entry.size} bytes, found {offset}")
                 os.fsync(descriptor)
         finally:
             with self.writing(entry.path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from mounts import mounted
-from store_contract import StoreContract
+from store_contract import DirectoryContract
 
 from entrypoint.store.directory import DirectoryStore
 
@@ -21,7 +21,7 @@ def file_system(
         yield point
 
 
-class TestOnOtherFileSystems(StoreContract):
+class TestOnOtherFileSystems(DirectoryContract):
     @pytest.fixture
     def store(self, file_system: Path, tmp_path: Path) -> DirectoryStore:
         root = file_system / tmp_path.name

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 import store_driver
 from checkpoints import make_checkpoint, make_large
-from store_contract import StoreContract, deep_verify, left_over
+from store_contract import DirectoryContract, deep_verify, left_over
 from store_driver import BIG
 
 from entrypoint.errors import NotFoundError, StoreError
@@ -82,7 +82,7 @@ def stores(nodes: Nodes, name: str) -> tuple[DirectoryStore, DirectoryStore]:
     return DirectoryStore(nodes.one / name), DirectoryStore(nodes.two / name)
 
 
-class TestOnJuiceFS(StoreContract):
+class TestOnJuiceFS(DirectoryContract):
     @pytest.fixture
     def store(self, nodes: Nodes, tmp_path: Path) -> DirectoryStore:
         return stores(nodes, tmp_path.name)[0]
