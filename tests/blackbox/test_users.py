@@ -6,6 +6,7 @@ import os
 import pwd
 import re
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -255,3 +256,20 @@ def test_a_second_boot_makes_no_mutating_call_inside_a_store(house: House) -> No
     assert [line for line in seen if MUTATING.search(line)] == []
     owners = [line for line in calls if re.search(r"\b[fl]?chown\w*\(", line)]
     assert owners == []
+
+
+def test_whoever_asks_first_leaves_the_status_to_the_service_user(house: House) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    house.rules(serve={"answers": 200})
+    process = house.start("serve", "--user", SERVICE, house.model, "-tp", 2, "--port", port)
+    house.wait_for("listening", 60)
+    (path,) = (house.state / "status").iterdir()
+    assert path.stat().st_uid == SERVICE
+    for more in ({}, {"SHARDBOOT_USER": SERVICE}):  # root, who marks it as healthy; then the user
+        asked = house.run("health", **more)
+        assert (asked.status, asked.stderr) == (0, "")
+    assert [entry["event"] for entry in house.ledger].count("healthy") == 1
+    house.finish(process)
+    assert house.run("health", SHARDBOOT_USER=SERVICE).stdout.startswith("stopped: ")
