@@ -16,6 +16,7 @@ from checkpoints import Tensor, fill, make_key
 
 from entrypoint.checkpoint.manifest import decode
 from entrypoint.store import publish, transfer, tree
+from entrypoint.store.base import open_store
 from entrypoint.store.collect import collect
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.retention import Rules
@@ -32,8 +33,8 @@ def save(root: Path, _: Path) -> None:
         staged.commit(fill(staged, make_key(), tensors=BIG))
 
 
-def copy(root: Path, shared: Path) -> None:
-    source, store = DirectoryStore(shared), DirectoryStore(root)
+def copy(root: Path | str, shared: Path | str) -> None:
+    source, store = open_store(str(shared)), open_store(str(root))
     (name,) = source.names()
     manifest = decode(source.read_manifest(name))
     with store.stage(name) as staged:
