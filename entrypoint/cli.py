@@ -30,6 +30,7 @@ ROOMS: Final = {
     "inventory": ("list", "show", "verify", "reject", "unreject"),
     "keep": ("gc", "pin", "unpin"),
     "watch": ("status", "wait", "health"),
+    "measure": ("probe",),
 }
 """Modules with a table `COMMANDS`, and what stands in it."""
 

@@ -84,16 +84,17 @@ def _quantity(word: str, units: Mapping[str, int], example: str) -> float:
     return float(match[1]) * units[match[2]]
 
 
-def _bytes(word: str) -> int:
+def byte_count(word: str) -> int:
+    """Return the bytes of a size such as 4GiB or 500MB. Raises: ValueError."""
     return int(_quantity(word, _BYTES, "a size such as 4GiB or 500MB"))
 
 
 def _optional_bytes(word: str) -> int | None:
-    return _bytes(word) if word else None
+    return byte_count(word) if word else None
 
 
 def _file_bytes(word: str) -> int:
-    size = _bytes(word)
+    size = byte_count(word)
     if size < 1:
         msg = f"expected at least one byte, found {word!r}"
         raise ValueError(msg)
@@ -199,7 +200,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("dir_mode", "2750", _mode, "mode of a checkpoint's directories", "OCTAL"),
     Option("file_mode", "0640", _mode, "mode of a checkpoint's files", "OCTAL"),
     Option("max_bytes", "", _optional_bytes, "most bytes the local store may hold", "SIZE"),
-    Option("reserve_bytes", "1GiB", _bytes, "free space that must stay on its disk", "SIZE"),
+    Option("reserve_bytes", "1GiB", byte_count, "free space that must stay on its disk", "SIZE"),
     Option("grace", "1h", seconds, "what is younger is never collected", "TIME"),
     Option("shared_grace", "7d", seconds, "the same in the shared store", "TIME"),
     Option("size_per_file", "4GiB", _file_bytes, "largest shard file a save writes", "SIZE"),

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 import store_driver
+from blackbox.harness import House
 from checkpoints import make_checkpoint, make_large
 from store_contract import DirectoryContract, deep_verify, left_over
 from store_driver import BIG
@@ -168,39 +169,88 @@ def test_gc_on_one_node_spares_what_the_other_serves(nodes: Nodes, tmp_path: Pat
     deep_verify(here, new.name)
 
 
+@contextlib.contextmanager
+def another_mount(nodes: Nodes, point: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Mount the same files once more, by a process group that a test may stop and kill."""
+    meta = f"sqlite3://{nodes.one.parent}/meta.db"
+    command = [juicefs(), "mount", "--no-usage-report", f"--cache-dir={point}.cache", meta]
+    with Path(f"{point}.log").open("wb") as log:
+        node = subprocess.Popen([*command, str(point)], stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 20
+        while not point.is_mount():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield node
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(node.pid, signal.SIGKILL)
+        node.wait()
+        subprocess.run(["umount", "--lazy", str(point)], check=False)
+
+
 def test_a_mount_that_dies_under_a_copy_is_said_soon(nodes: Nodes, tmp_path: Path) -> None:
-    program, meta = juicefs(), f"sqlite3://{nodes.one.parent}/meta.db"
     here, _ = stores(nodes, "dies")
     manifest = make_large(here.root, parts=2, part_bytes=256 << 20)
     (tmp_path / "local").mkdir()
     local = DirectoryStore(tmp_path / "local")
-    mount = [program, "mount", "--no-usage-report", f"--cache-dir={tmp_path}/cache"]
-    with (tmp_path / "log").open("wb") as log:
-        node = subprocess.Popen(
-            [*mount, meta, str(tmp_path / "third")], stderr=log, start_new_session=True
-        )
-    there = DirectoryStore(tmp_path / "third" / "dies")
     killed: list[float] = []
+    with another_mount(nodes, tmp_path / "third") as node:
 
-    def kill(_: int) -> None:
-        if not killed:
-            os.killpg(node.pid, signal.SIGKILL)
-            killed.append(time.monotonic())
+        def kill(_: int) -> None:
+            if not killed:
+                os.killpg(node.pid, signal.SIGKILL)
+                killed.append(time.monotonic())
 
-    try:
-        deadline = time.monotonic() + 20
-        while not there.root.is_dir():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        there = DirectoryStore(tmp_path / "third" / "dies")
         with (
             pytest.raises(StoreError, match=str(there.root)),
             local.stage(manifest.name) as staged,
         ):
             transfer.copy(there, manifest.name, manifest, manifest.files, staged, kill)
         assert time.monotonic() - killed[0] < 5
-    finally:
-        node.kill()
-        node.wait()
-        subprocess.run(["umount", "--lazy", str(tmp_path / "third")], check=False)
     assert local.names() == []
     assert left_over(local) == []
+
+
+def test_a_probe_through_both_mounts_says_what_one_sees_of_the_other(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    here, there = stores(nodes, "probe")
+    house = House(tmp_path / "house")
+    words = ("--seconds", 1, "--size", "4MiB", "--workers", 2, "--format", "json")
+    found = house.run("probe", here.root, "--also", there.root, *words).json
+    assert (found["verdict"], found["reasons"][0]["code"]) == ("copy", "fuse")
+    assert found["file_system"]["kind"] == "fuse.juicefs"
+    assert found["flock"] == "honoured"
+    assert found["inotify"] == {"own": True, "across": False}
+    assert found["rename"]["into_place"]["atomic"]
+    assert found["failures"] == {}
+    assert os.listdir(here.root) == []
+    house.close()
+
+
+@pytest.mark.long
+def test_a_mount_that_stops_answering_under_a_probe_is_not_waited_for(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    third = tmp_path / "third"
+    house = House(tmp_path / "house")
+    with another_mount(nodes, third) as node:
+        process = house.start("probe", third, "--seconds", 2, "--size", "64MiB")
+        deadline = time.monotonic() + 20
+        while not [*nodes.one.glob(".shardboot-probe-*/small")]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(node.pid, signal.SIGSTOP)
+        stopped = time.monotonic()
+        boot = house.finish(process)
+        assert time.monotonic() - stopped < 25
+        os.killpg(node.pid, signal.SIGCONT)
+        assert boot.status == 30
+        assert "keep away\n  no answer in time (" in boot.stdout
+        # Once the mount answers, what was left behind cleans up.
+        while [*nodes.one.glob(".shardboot-probe-*")]:
+            assert time.monotonic() < deadline + 20
+            time.sleep(0.05)
+    house.close()

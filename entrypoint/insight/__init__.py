@@ -1,0 +1,1 @@
+"""What boots and storage are like, measured and put into words."""

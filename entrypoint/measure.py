@@ -1,0 +1,160 @@
+"""The command that measures a place before it is trusted: `probe`."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from entrypoint import config
+from entrypoint.errors import OwnershipError, StoreError
+from entrypoint.insight import plot
+from entrypoint.insight.examine import Order
+from entrypoint.insight.findings import Findings
+from entrypoint.insight.probe import probe as probe_directory
+from entrypoint.insight.report import as_text
+from entrypoint.insight.verdict import Verdict, judge
+from entrypoint.options import emit, read_settings, tighten_umask, with_format, with_settings
+from entrypoint.store.base import open_store
+from entrypoint.store.directory import DirectoryStore
+
+LEAST_BYTES: Final = 1024 * 1024
+
+
+def _quantity(parse: Callable[[str], float], least: float) -> Callable[..., float]:
+    def callback(_ctx: click.Context, _parameter: click.Parameter, word: str) -> float:
+        try:
+            value = parse(word)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+        if value < least:
+            msg = f"expected at least {least:g}, found {word}"
+            raise click.BadParameter(msg)
+        return value
+
+    return callback
+
+
+def _picture(_ctx: click.Context, _parameter: click.Parameter, word: str | None) -> Path | None:
+    """Refuse before anything is measured what could not be drawn afterwards."""
+    if word is None:
+        return None
+    path = Path(word)
+    if path.suffix not in (".svg", ".png"):
+        msg = f"expected FILE.svg or FILE.png, found {word!r}"
+        raise click.BadParameter(msg)
+    if not path.parent.is_dir():
+        msg = f"{path.parent}: not a directory"
+        raise click.BadParameter(msg)
+    if path.suffix == ".png" and importlib.util.find_spec("PIL") is None:
+        msg = f"a PNG needs Pillow: {sys.executable} -m pip install pillow; an SVG needs nothing"
+        raise click.BadParameter(msg)
+    return path
+
+
+@click.command()
+@click.argument("place", metavar="PATH|URL")
+@click.option(
+    "--also",
+    metavar="PATH",
+    help="the same directory through another mount: renames, locks and inotify are seen from there",
+)
+@click.option(
+    "--size",
+    default="1GiB",
+    callback=_quantity(config.byte_count, LEAST_BYTES),
+    show_default=True,
+    metavar="SIZE",
+    help="most bytes to write",
+)
+@click.option(
+    "--seconds",
+    default="20s",
+    callback=_quantity(config.seconds, 0.1),
+    show_default=True,
+    metavar="TIME",
+    help="how long to measure",
+)
+@click.option(
+    "--workers",
+    default=4,
+    type=click.IntRange(2, 64),
+    show_default=True,
+    help="how many read and write at once, beside one alone",
+)
+@click.option(
+    "--plot", "picture", callback=_picture, metavar="FILE", help="draw it as well: .svg or .png"
+)
+@with_format
+@functools.partial(with_settings, only=("user", "reserve_bytes"))
+@click.pass_context
+def probe(
+    ctx: click.Context,
+    /,
+    place: str,
+    also: str | None,
+    size: float,
+    seconds: float,
+    workers: int,
+    picture: Path | None,
+    output: str,
+    **flags: Any,
+) -> None:
+    """Measure a directory or bucket; say whether to serve from there, copy, or keep away.
+
+    Works in a directory of its own there, and takes it away again. Exit 30 if it hangs.
+    """
+    settings = read_settings(flags, ctx.obj["environ"])
+    tighten_umask()
+    if settings.user is not None:
+        from entrypoint import boot  # noqa: PLC0415 - most probes need none of it
+
+        boot.become_user(settings.user, ctx.obj["environ"])
+    order = Order(int(size), seconds, workers, settings.reserve_bytes)
+    findings = _measured(place, also, order)
+    verdict = judge(findings)
+    emit(output, findings.to_json() | verdict.to_json(), as_text(findings, verdict))
+    if picture is not None:
+        _draw(picture, findings, verdict)
+    if findings.hung:
+        msg = f"{findings.path}: no answer ({findings.hung})"
+        raise StoreError(msg, hint="see whether its server runs; `dmesg` may name it")
+
+
+def _measured(place: str, also: str | None, order: Order) -> Findings:
+    store = open_store(place if "://" in place else os.path.abspath(place))
+    if isinstance(store, DirectoryStore):
+        through = Path(os.path.abspath(also)) if also is not None else None
+        return probe_directory(store.root, through, order, _say)
+    from entrypoint.insight import bucket  # noqa: PLC0415 - most probes are of directories
+    from entrypoint.store.objects import ObjectStore  # noqa: PLC0415
+
+    if also is not None or not isinstance(store, ObjectStore):
+        msg = f"{store.where}: --also is for directories"
+        raise click.UsageError(msg)
+    return bucket.probe(store, order, _say)
+
+
+def _say(step: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"shardboot: probe: {step}", err=True)
+
+
+def _draw(path: Path, findings: Findings, verdict: Verdict) -> None:
+    drawing = plot.draw(findings, verdict)
+    try:
+        if path.suffix == ".png":
+            path.write_bytes(plot.as_png(drawing))
+        else:
+            path.write_text(plot.as_svg(drawing))
+    except OSError as error:
+        raise OwnershipError(f"{path}: {error.strerror}", hint="name another file") from None
+
+
+COMMANDS: Final[dict[str, click.Command]] = {"probe": probe}
