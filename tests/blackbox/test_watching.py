@@ -150,8 +150,7 @@ def test_an_address_that_is_in_no_word_is_the_one_that_vllm_told(house: House) -
     # As a YAML file that the words name would have it.
     house.rules(resolve={"change": {"server": {"port": port}}})
     house.serve("--max-model-len", 7)
-    with serving(house, "--max-model-len", 7):
-        # The stub does not know the file: it listens on its default, or not at all.
+    with serving(house, "--max-model-len", 7, **STAYS):
         assert health(house)[1]["address"] == f"http://*:{port}"
 
 
