@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from entrypoint.checkpoint.digest import Json
-from entrypoint.checkpoint.finding import Damaged, Unreachable
+from entrypoint.checkpoint.finding import Complete, Damaged, Unreachable
 from entrypoint.checkpoint.inspect import verify_deep
 from entrypoint.config import Settings
 from entrypoint.errors import (
@@ -158,6 +158,10 @@ def _verify_one(
         remember_look(store.path(name), manifest, wrong, memory)
         return wrong
     finding = store.check(manifest, memory)
+    if deep and isinstance(finding, Complete):
+        from entrypoint.store import transfer  # noqa: PLC0415 - most looks are quick ones
+
+        return transfer.verify(store, manifest)
     match finding:
         case Damaged(discrepancies=wrong):
             return wrong

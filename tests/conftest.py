@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import gateway
+import pytest
 from hypothesis import settings
 
 # A busy machine is no bug in what is tested.
 settings.register_profile("shardboot", deadline=None)
 settings.load_profile("shardboot")
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[gateway.S3]:
+    """A real S3 server; tests that need one are skipped where it cannot run."""
+    with gateway.running(tmp_path_factory.mktemp("s3")) as running:
+        yield running

@@ -138,6 +138,7 @@ class StoreContract:
         assert store.names() == [manifest.name]
         assert store.read_manifest(manifest.name) == manifest.encode()
         assert read_back(store, manifest.name) == manifest
+        assert transfer.verify(store, manifest) == ()
         assert self.left_over(store) == []
 
     def test_a_look_finds_it(self, store: CheckpointStore, made: Made, tmp_path: Path) -> None:
@@ -286,6 +287,7 @@ class StoreContract:
         new = {"flipped": flipped, "truncated": data[:-1], "longer": data + b"1", "gone": None}
         self.spoil(store, manifest.name, entry.path, new[change])
         again = self.reopened(store)
+        assert entry.path in transfer.verify(again, manifest)[0]
         with (
             local.stage(manifest.name) as staged,
             pytest.raises((DamagedError, NotFoundError), match=entry.path),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 
 from entrypoint.checkpoint.manifest import FileEntry, Manifest
-from entrypoint.errors import DamagedError
+from entrypoint.errors import DamagedError, NotFoundError
 from entrypoint.store.base import CheckpointStaging, CheckpointStore
 
 THREADS = 4
@@ -116,6 +116,31 @@ def _run(work: _Work) -> None:
         with work.changed:
             work.busy -= 1
             work.changed.notify()
+
+
+def verify(source: CheckpointStore, manifest: Manifest) -> tuple[str, ...]:
+    """Read every byte of a checkpoint, and return in words what is not as its manifest says.
+
+    Raises: StoreError.
+    """
+    wrong: list[str] = []
+    for entry in manifest.files:
+        try:
+            found = _digest_of(source, manifest.name, entry)
+        except (DamagedError, NotFoundError) as error:
+            wrong.append(str(error))
+            continue
+        if found != entry.blake3:
+            wrong.append(f"{entry.path}: BLAKE3 is not the one in the manifest")
+    return tuple(wrong)
+
+
+def _digest_of(source: CheckpointStore, name: str, entry: FileEntry) -> str:
+    hasher = blake3()
+    with contextlib.closing(source.read(name, entry)) as pieces:
+        for piece in pieces:
+            hasher.update(piece)
+    return str(hasher.hexdigest())
 
 
 def _copy_file(work: _Work, entry: FileEntry) -> None:
