@@ -13,7 +13,9 @@ def register() -> None:
     harm. It costs nothing where no model is loaded.
     """
     from entrypoint.vllm_plugin.late import after_import
+    from entrypoint.vllm_plugin.stop import note_when_told
 
+    note_when_told()
     after_import("vllm.model_executor.model_loader", _register)
 
 

@@ -27,6 +27,11 @@ def source_loader(load_config: Any, load_format: str) -> Any:
     return get_model_loader(plain)
 
 
+def is_draft(model_config: Any) -> bool:
+    """Tell whether the model is a speculative draft, and not the one that is served."""
+    return str(model_config.runner_type) == "draft"
+
+
 def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
     """Return vLLM's context in which new tensors have `dtype`."""
     context: AbstractContextManager[None] = _first(

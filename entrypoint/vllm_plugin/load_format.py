@@ -78,6 +78,10 @@ class ShardbootLoader(BaseModelLoader):
         Where a rank objects, nothing is served from the checkpoint: all ranks load the source
         instead, if boot told where it is, else all raise. Raises: KeyMismatchError, DamagedError.
         """
+        if compat.is_draft(model_config):
+            # Some of vLLM's runners load a draft in the target's format, whatever they were told.
+            own = compat.source_loader(self.load_config, "auto")
+            return own.load_model(vllm_config, model_config, prefix)
         before = decided(model_config)
         undo_registrations = compat.undo_registrations(vllm_config)
         try:
@@ -131,12 +135,12 @@ class ShardbootLoader(BaseModelLoader):
                 self.manifest = _open_manifest(Path(model_config.model), self.digest)
         tp, pp, rank = compat.tp_pp_rank()
         notes = self.notes if rank == 0 else NO_NOTES
-        with notes.loading():
-            started = time.monotonic()
-            wanted = self._compare(model, Path(model_config.model), Layout(tp=tp, pp=pp), rank)
-            with _agreeing():
-                count = read_all(wanted)
-            seconds = max(time.monotonic() - started, 1e-6)
+        notes.line("loading")
+        started = time.monotonic()
+        wanted = self._compare(model, Path(model_config.model), Layout(tp=tp, pp=pp), rank)
+        with _agreeing():
+            count = read_all(wanted)
+        seconds = max(time.monotonic() - started, 1e-6)
         notes.line("loaded", seconds=round(seconds, 3), bytes=count)
         compat.logger().info(
             "shardboot: rank %d: %d bytes read in %.2f s (%.2f GB/s)",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,17 +36,3 @@ class Notes:
         """Reject the checkpoint: sound, but not this model's. No boot will try it again."""
         if self.state is not None:
             Rejections(self.state).add(content, "unfit", reason)
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """Note that the load begins, and that it was told to stop, if it was.
-
-        vLLM's workers turn SIGTERM into SystemExit: a rollout that is aborted says nothing about
-        the weights.
-        """
-        self.line("loading")
-        try:
-            yield
-        except (SystemExit, KeyboardInterrupt):
-            self.line("stopped")
-            raise
