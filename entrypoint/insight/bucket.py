@@ -7,12 +7,12 @@ others makes none.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import Final
 
 from entrypoint.checkpoint.digest import PIECE_BYTES
 from entrypoint.errors import ShardbootError, StoreError
+from entrypoint.insight import pace
 from entrypoint.insight.crew import together
 from entrypoint.insight.examine import Order
 from entrypoint.insight.findings import FileSystem, Findings, Rate
@@ -25,7 +25,6 @@ from entrypoint.store.upload import delete
 PREFIX: Final = "probe/shardboot-"
 """Shaped as a push's prefix is, so that whoever sweeps those takes what a killed probe left."""
 
-_SMALL_BYTES: Final = 4096
 _MOST_SMALL: Final = 500
 _PATIENCE_SECONDS: Final = 90.0
 """The client itself gives up before, and says more than that nothing came."""
@@ -51,7 +50,7 @@ def probe(store: ObjectStore, order: Order, say: Callable[[str], None]) -> Findi
 
     overseer = Overseer(work, clear, _PATIENCE_SECONDS)
     with overseer:
-        findings = listen(Findings(store.where, cold="object"), overseer, say)
+        findings = listen(Findings(store.where), overseer, say)
     if not overseer.is_clear:
         text = f"what is below {store.where}/{prefix} could not be deleted"
         findings = findings._replace(failures=(*findings.failures, ("clear", text)))
@@ -103,20 +102,20 @@ class Examination:
         read: list[Rate] = []
         for count in (1, self.order.workers):
             most = max(1, self.order.size // 2 // count // PIECE_BYTES)
-            data = f"{self.prefix}/large-{count}"
+            prefix = f"{self.prefix}/large-{count}"
             with self.teller.step(f"put, {count} at once", share):
-                written.append(self._put(data, count, PIECE_BYTES, most, share))
+                written.append(_in_bytes(self._put(prefix, count, PIECE_BYTES, most, share)))
                 self.teller.found("write", written)
             with self.teller.step(f"read, {count} at once", share):
-                read.append(self._visit(data, count, share, self._get))
+                read.append(_in_bytes(self._visit(prefix, count, share, self._get)))
                 self.teller.found("read", read)
 
     def _small(self, share: float) -> None:
         prefix, count = f"{self.prefix}/small", self.order.workers
         steps: tuple[tuple[str, Callable[[], Rate]], ...] = (
-            ("put", lambda: self._put(prefix, count, _SMALL_BYTES, _MOST_SMALL, share)),
+            ("put", lambda: self._put(prefix, count, pace.SMALL_BYTES, _MOST_SMALL, share)),
             ("head", lambda: self._visit(prefix, count, share, self._head)),
-            ("get", lambda: self._visit(prefix, count, share, lambda p: min(1, self._get(p)))),
+            ("get", lambda: self._visit(prefix, count, share, self._get)),
             ("list", lambda: self._list(prefix)),
             ("delete", lambda: self._visit(prefix, count, share, self._delete)),
         )
@@ -127,45 +126,39 @@ class Examination:
                 self.teller.found("small", rates)
 
     def _put(self, prefix: str, count: int, size: int, most: int, seconds: float) -> Rate:
-        unit = size if size == PIECE_BYTES else 1
+        """Have each worker put objects until the time is over, or it has put so many."""
 
         def work(number: int, begin: Callable[[], None]) -> int:
             data, client = os.urandom(size), self.store.moves
             begin()
-            deadline = time.monotonic() + seconds
-            for done in range(most):
-                if done and time.monotonic() > deadline:
-                    return done * unit
-                with asking(self.store.where):
-                    client.put(f"{prefix}/{number}/{done}", data)
-            return most * unit
+            with asking(self.store.where):
+                return pace.each(
+                    range(most), seconds, lambda n: client.put(f"{prefix}/{number}/{n}", data)
+                )
 
         return together(count, work)
 
-    def _visit(self, prefix: str, count: int, seconds: float, visit: Callable[[str], int]) -> Rate:
+    def _visit(
+        self, prefix: str, count: int, seconds: float, visit: Callable[[str], object]
+    ) -> Rate:
+        """Do something to each object that `_put` put there."""
+
         def work(number: int, begin: Callable[[], None]) -> int:
             paths = [stored.path for stored in self.store.list(f"{prefix}/{number}")]
             begin()
-            deadline, done = time.monotonic() + seconds, 0
-            for path in paths:
-                if done and time.monotonic() > deadline:
-                    break
-                with asking(self.store.where):
-                    done += visit(path)
-            return done
+            with asking(self.store.where):
+                return pace.each(paths, seconds, visit)
 
         return together(count, work)
 
-    def _get(self, path: str) -> int:
-        return len(self.store.moves.get(path).bytes())
+    def _get(self, path: str) -> None:
+        self.store.moves.get(path).bytes()
 
-    def _head(self, path: str) -> int:
+    def _head(self, path: str) -> None:
         self.store.asks.head(path)
-        return 1
 
-    def _delete(self, path: str) -> int:
+    def _delete(self, path: str) -> None:
         self.store.asks.delete(path)
-        return 1
 
     def _list(self, prefix: str) -> Rate:
         def work(_: int, begin: Callable[[], None]) -> int:
@@ -173,3 +166,7 @@ class Examination:
             return sum(1 for _ in self.store.list(prefix))
 
         return together(1, work)
+
+
+def _in_bytes(rate: Rate) -> Rate:
+    return rate._replace(amount=rate.amount * PIECE_BYTES)

@@ -27,8 +27,12 @@ from entrypoint.store.space import HINT, Limits, require_room
 SCRATCH: Final = ".shardboot-probe-"
 
 _STALE_SECONDS: Final = 3600.0
+_SWEEP_SECONDS: Final = 30.0
 _MEMORY_BYTES: Final = 64 * 1024 * 1024
 """Written at most where files are memory: it may be all that a container has."""
+
+_PART: Final = 8
+"""Of the bytes to write, three eighths go into each round of large files, one of small ones."""
 
 _MOST_ENTRIES: Final = 1000
 _NO_WRITING: Final = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.ENOTSUP)
@@ -58,6 +62,10 @@ def examine(spot: Spot, order: Order, teller: Teller, claim: Claim) -> None:
         teller.found("file_system", file_system)
         if file_system.place == "memory":
             order = order._replace(size=min(order.size, _MEMORY_BYTES))
+        # A large directory, or much that was left, takes a while.
+        teller.begin("sweep", _SWEEP_SECONDS)
+        _sweep(spot.path)
+        teller.begin("make a directory", LOOK_SECONDS)
         unwritable = _make(spot, order, claim)
         if unwritable:
             teller.found("unwritable", unwritable)
@@ -92,7 +100,6 @@ def _look(path: Path) -> FileSystem:
 
 def _make(spot: Spot, order: Order, claim: Claim) -> str:
     """Make the scratch directory, or return why nothing can be made. Raises: SpaceError."""
-    _sweep(spot.path)
     claim()
     try:
         spot.scratch.mkdir(mode=0o700)
@@ -136,8 +143,9 @@ def _measure(spot: Spot, order: Order, teller: Teller, *, in_memory: bool) -> No
         if spot.also is not None:
             seen = promises.notices(there, (scratch / "more-news").touch)
             teller.found("inotify_across", seen)
-    with teller.step("mmap", promises.SEEN_SECONDS):
-        teller.found("mmap", promises.can_map(large))
+    if large is not None:
+        with teller.step("mmap", promises.SEEN_SECONDS):
+            teller.found("mmap", promises.can_map(large))
 
 
 def _through(spot: Spot) -> Path:
@@ -154,19 +162,29 @@ def _through(spot: Spot) -> Path:
     return there
 
 
-def _measure_large(scratch: Path, order: Order, teller: Teller, *, in_memory: bool) -> Path:
-    """Write and read large files, with one worker and with all; return one of them."""
+def _measure_large(scratch: Path, order: Order, teller: Teller, *, in_memory: bool) -> Path | None:
+    """Write and read large files, with one worker and with all; return one, if there is any."""
     share = order.seconds * 0.12
     one = [scratch / "one"]
     many = [scratch / f"of-many-{number}" for number in range(order.workers)]
     rates: list[Rate] = []
     for paths in (one, many):
         with teller.step(_named("write", len(paths)), share):
-            rates.append(pace.write(paths, order.size // 2 // len(paths), share))
+            rates.append(pace.write(paths, 3 * order.size // _PART // len(paths), share))
             teller.found("write", rates)
-    lanes = [[Lane(p, 0, p.stat().st_size) for p in paths if p.exists()] for paths in (one, many)]
+    lanes = [
+        [Lane(path, 0, size) for path in paths if (size := _size(path))] for paths in (one, many)
+    ]
     _read(lanes, share, teller, "ours, in memory" if in_memory else "ours")
-    return one[0]
+    return one[0] if lanes[0] else None
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, 0 where writing it failed."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _read(
@@ -193,9 +211,10 @@ def _named(what: str, workers: int) -> str:
 def _measure_small(directory: Path, order: Order, teller: Teller) -> None:
     share = order.seconds * 0.06
     synced, count = directory / "synced", order.workers
+    most = order.size // _PART // pace.SMALL_BYTES
     steps: tuple[tuple[str, Callable[[], Rate]], ...] = (
-        ("create", lambda: pace.make_small(directory, count, share, synced=False)),
-        ("create+fsync", lambda: pace.make_small(synced, count, share, synced=True)),
+        ("create", lambda: pace.make_small(directory, count, most, share, synced=False)),
+        ("create+fsync", lambda: pace.make_small(synced, count, most, share, synced=True)),
         ("stat", lambda: pace.visit_small(directory, count, share, Path.stat)),
         ("read", lambda: pace.visit_small(directory, count, share, Path.read_bytes)),
         ("unlink", lambda: pace.visit_small(directory, count, share, Path.unlink)),

@@ -23,8 +23,8 @@ from entrypoint.store import writeback
 from entrypoint.store.tree import write_all
 
 SMALL_BYTES: Final = 4096
-MOST_SMALL: Final = 2000
-"""Files a worker makes at most; all must be deleted again."""
+MOST_SMALL: Final = 8000
+"""Small files made at most; all must be deleted again."""
 
 _MOST_SYNCS: Final = 1000
 _MOST_UNSYNCED: Final = 256 * 1024 * 1024
@@ -85,7 +85,7 @@ def read_cold(lanes: Sequence[Lane], seconds: float, *, is_ours: bool) -> tuple[
         lane = lanes[number]
         flag = os.O_DIRECT if way == "O_DIRECT" else 0
         descriptor = os.open(lane.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flag)
-        if way != "as it lies":
+        if is_ours:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         begin()
         return _read(descriptor, lane, time.monotonic() + seconds)
@@ -130,15 +130,19 @@ def lanes_of(path: Path, begin: int, end: int, count: int) -> list[Lane]:
     return [Lane(path, start, min(end, start + step)) for start in starts]
 
 
-def make_small(directory: Path, count: int, seconds: float, *, synced: bool) -> Rate:
-    """Make small files, each worker in a directory of its own; synced or not. Raises: OSError."""
+def make_small(directory: Path, count: int, most: int, seconds: float, *, synced: bool) -> Rate:
+    """Make at most so many small files, each worker in a directory of its own; synced or not.
+
+    Raises: OSError.
+    """
 
     def work(number: int, begin: Callable[[], None]) -> int:
         own = directory / str(number)
         own.mkdir(parents=True)
         data = os.urandom(SMALL_BYTES)
+        share = range(max(1, min(most, MOST_SMALL) // count))
         begin()
-        return _each(range(MOST_SMALL), seconds, lambda n: _make(own / str(n), data, synced))
+        return each(share, seconds, lambda n: _make(own / str(n), data, synced))
 
     return together(count, work)
 
@@ -161,15 +165,16 @@ def visit_small(
     def work(number: int, begin: Callable[[], None]) -> int:
         paths = sorted((directory / str(number)).iterdir())
         begin()
-        return _each(paths, seconds, visit)
+        return each(paths, seconds, visit)
 
     return together(count, work)
 
 
-def _each(things: Sequence[Thing], seconds: float, act: Callable[[Thing], object]) -> int:
+def each(things: Sequence[Thing], seconds: float, act: Callable[[Thing], object]) -> int:
+    """Act on one after the other, the first at least, until the time is over; return how many."""
     deadline = time.monotonic() + seconds
     for done, thing in enumerate(things):
-        if time.monotonic() > deadline:
+        if done and time.monotonic() > deadline:
             return done
         act(thing)
     return len(things)

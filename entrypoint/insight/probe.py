@@ -23,7 +23,7 @@ def probe(path: Path, also: Path | None, order: Order, say: Callable[[str], None
     """
     spot = Spot(path, path / f"{SCRATCH}{os.urandom(8).hex()}", also)
     # Syncing some megabytes may take that long on a slow disk that does not hang.
-    patience = max(3.0, order.seconds / 2)
+    patience = min(max(3.0, order.seconds / 2), 15.0)
 
     def work(tell: Tell, claim: Claim) -> None:
         examine(spot, order, Teller(tell, patience), claim)

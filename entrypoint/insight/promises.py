@@ -20,6 +20,7 @@ from typing import Final
 
 from entrypoint.insight.crew import Channel, Member
 from entrypoint.insight.findings import Watched
+from entrypoint.store import tree
 
 _RECORD_BYTES: Final = 16 * 1024
 _PARTS: Final = ("a", "b", "manifest")
@@ -113,8 +114,9 @@ def rename_into(here: Path, there: Path, seconds: float) -> Watched:
             for part in _PARTS:
                 (being_made / part).write_bytes(record(renames))
             being_made.rename(here / f"done-{renames}")
-            renames += 1
             _hear(reader)
+            tree.remove(here / f"done-{renames}")
+            renames += 1
         reader.channel.tell("stop")
         return Watched(renames, *_hear(reader))
 

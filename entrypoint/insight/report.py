@@ -13,7 +13,6 @@ _COLD = {
     "posix_fadvise": "read, pages dropped",
     "as it lies": "read, as it lies",
     "memory": "read, from memory",
-    "object": "read",
 }
 
 
@@ -49,7 +48,8 @@ def _rows(findings: Findings) -> Iterator[tuple[str, str]]:
 
 def _paces(findings: Findings) -> Iterator[tuple[str, str]]:
     if findings.write:
-        synced = "" if findings.cold == "object" else " with fsync"
+        system = findings.file_system
+        synced = "" if system is not None and system.place == "object" else " with fsync"
         yield f"write{synced}", _speeds(findings.write)
     if findings.read:
         yield _COLD.get(findings.cold, "read"), _speeds(findings.read)

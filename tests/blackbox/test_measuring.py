@@ -27,7 +27,7 @@ def test_a_directory_is_measured_and_left_as_it_was(house: House) -> None:
     assert found["reasons"][0].keys() == {"code", "text"}
     assert found["path"] == str(house.shared)
     assert [rate["workers"] for rate in found["write"]] == [1, 2]
-    assert [rate["amount"] for rate in found["read"]] == [2 << 20, 2 << 20]
+    assert [rate["amount"] for rate in found["read"]] == [3 << 19, 3 << 19]
     assert found["small"].keys() == {"create", "create+fsync", "stat", "read", "unlink"}
     assert found["fsync"]["p99_ms"] >= found["fsync"]["median_ms"] > 0
     assert found["rename"]["into_place"]["atomic"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+import entrypoint.insight.verdict
 from entrypoint.insight.findings import FileSystem, Findings, Latency, Rate, Watched, learn
 from entrypoint.insight.report import as_text
 from entrypoint.insight.verdict import Word, human_decimal, human_time, judge
@@ -88,6 +91,14 @@ CASES: list[tuple[str, Findings, Word, str]] = [
 def test_a_verdict_is_a_word_and_its_reasons(findings: Findings, word: Word, codes: str) -> None:
     verdict = judge(findings)
     assert (verdict.word, [reason.code for reason in verdict.reasons]) == (word, codes.split())
+
+
+def test_codes_are_documented() -> None:
+    room = Path(entrypoint.insight.verdict.__file__)
+    codes = set(re.findall(r'Reason\("([a-z-]+)"', room.read_text()))
+    codes |= {reason.code for _, findings, *_ in CASES for reason in judge(findings).reasons}
+    page = (room.parents[2] / "docs" / "probe.md").read_text()
+    assert {code for code in codes if f"`{code}`" not in page} == set()
 
 
 @pytest.mark.parametrize(
