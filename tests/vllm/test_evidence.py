@@ -27,14 +27,16 @@ pytestmark = pytest.mark.vllm
 
 PERTURB = {"source": "85", "control": "85", "checkpoint": "170"}
 WORDS = ("--dtype", "bfloat16", "--max-model-len", "256")
-LONG = ("bias", "gptq", "wna16", "int8-static", "mla", "gemma3", "mamba2", "hybrid", "bert")
+LONG = (
+    *("bias", "gptq", "wna16", "int8-static", "mla", "gemma3", "mamba2", "hybrid"),
+    *("bert", "custom", "vision"),
+)
 CASES = [
-    *[(kind, 1) for kind in ("dense", "tied", "moe", "int8", "awq")],
-    *[(kind, 2) for kind in ("moe", "int8")],
-    *[pytest.param(kind, 1, marks=pytest.mark.long) for kind in (*LONG, "custom")],
+    *(("dense", 1), ("int8", 1), ("moe", 2)),
+    *[pytest.param(kind, 1, marks=pytest.mark.long) for kind in ("tied", "moe", "awq", *LONG)],
     *[
         pytest.param(kind, 2, marks=pytest.mark.long)
-        for kind in ("dense", "tied", "awq", "moe-ep", *LONG, "custom")
+        for kind in ("dense", "tied", "int8", "awq", "moe-ep", *LONG)
     ],
 ]
 PROMPTS = 4

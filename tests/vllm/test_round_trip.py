@@ -20,7 +20,11 @@ def farthest(left: Any, right: Any) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "tp"), [(kind, tp) for kind in KINDS for tp in (1, 2)] + [("untied", 1)]
+    ("kind", "tp"),
+    [
+        *[(kind, tp) for kind in KINDS for tp in (1, 2)],
+        pytest.param("untied", 1, marks=pytest.mark.long),
+    ],
 )
 def test_checkpoint_gives_the_state_and_the_answers_of_its_source(
     kind: str, tp: int, lab: Any
