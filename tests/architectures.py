@@ -5,7 +5,8 @@ The values come from `models`. Names are those of files on the hub, before vLLM 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 VOCABULARY: Final = 512
@@ -15,10 +16,15 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
 class Architecture(NamedTuple):
-    """What makes a model of this kind: its config, from hidden size and layers, and its tensors."""
+    """What makes a model of this kind: its config, from hidden size and layers, and its tensors.
+
+    `tokens` are the special ones of its own, after those of every model; `files` are JSON, by name.
+    """
 
     config: Callable[[int, int], dict[str, Any]]
     shapes: Callable[[dict[str, Any]], Shapes]
+    tokens: tuple[str, ...] = ()
+    files: Mapping[str, Any] = MappingProxyType({})
 
 
 def mlp(prefix: str, hidden: int, wide: int) -> Shapes:
@@ -272,10 +278,99 @@ def _with_bias(prefix: str, shape: tuple[int, ...]) -> Shapes:
     yield f"{prefix}.bias", shape[:1]
 
 
+IMAGE_TOKENS: Final = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+IMAGE_PIXELS: Final = 56
+PATCH_PIXELS: Final = 14
+SHUFFLE: Final = 2
+"""So many patches, across and down, become one token."""
+
+
+def _vision_config(hidden: int, layers: int) -> dict[str, Any]:
+    text = _common("LlamaForCausalLM", "llama", hidden, layers) | {
+        "hidden_act": "silu",
+        "intermediate_size": 2 * hidden,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+    }
+    vision = {
+        "model_type": "idefics3_vision",
+        "hidden_size": hidden // 2,
+        "intermediate_size": hidden,
+        "num_attention_heads": 4,
+        "num_hidden_layers": layers,
+        "image_size": IMAGE_PIXELS,
+        "patch_size": PATCH_PIXELS,
+    }
+    return {
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "model_type": "idefics3",
+        "text_config": text,
+        "vision_config": vision,
+        "scale_factor": SHUFFLE,
+        "image_token_id": 3,
+        "pad_token_id": 2,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+
+
+def _vision_shapes(config: dict[str, Any]) -> Shapes:
+    text, vision = config["text_config"], config["vision_config"]
+    yield from _tower_shapes("model.vision_model", vision)
+    hidden, seen = text["hidden_size"], vision["hidden_size"] * SHUFFLE**2
+    yield "model.connector.modality_projection.proj.weight", (hidden, seen)
+    yield "model.text_model.embed_tokens.weight", (VOCABULARY, hidden)
+    for layer in range(text["num_hidden_layers"]):
+        prefix = f"model.text_model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        for letter, size in (("q", hidden), ("k", hidden // 2), ("v", hidden // 2)):
+            yield f"{prefix}.self_attn.{letter}_proj.weight", (size, hidden)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, hidden)
+        yield from mlp(f"{prefix}.mlp", hidden, text["intermediate_size"])
+    yield "model.text_model.norm.weight", (hidden,)
+    yield "lm_head.weight", (VOCABULARY, hidden)
+
+
+def _tower_shapes(prefix: str, config: dict[str, Any]) -> Shapes:
+    hidden, wide, patch = (
+        config[name] for name in ("hidden_size", "intermediate_size", "patch_size")
+    )
+    yield from _with_bias(f"{prefix}.embeddings.patch_embedding", (hidden, 3, patch, patch))
+    patches = (config["image_size"] // patch) ** 2
+    yield f"{prefix}.embeddings.position_embedding.weight", (patches, hidden)
+    for layer in range(config["num_hidden_layers"]):
+        inner = f"{prefix}.encoder.layers.{layer}"
+        for letter in ("q", "k", "v", "out"):
+            yield from _with_bias(f"{inner}.self_attn.{letter}_proj", (hidden, hidden))
+        yield from _with_bias(f"{inner}.layer_norm1", (hidden,))
+        yield from _with_bias(f"{inner}.mlp.fc1", (wide, hidden))
+        yield from _with_bias(f"{inner}.mlp.fc2", (hidden, wide))
+        yield from _with_bias(f"{inner}.layer_norm2", (hidden,))
+    yield from _with_bias(f"{prefix}.post_layernorm", (hidden,))
+
+
+_VISION_FILES: Final = MappingProxyType(
+    {
+        "preprocessor_config.json": {
+            "image_processor_type": "Idefics3ImageProcessor",
+            "size": {"longest_edge": IMAGE_PIXELS},
+            "max_image_size": {"longest_edge": IMAGE_PIXELS},
+        },
+        "processor_config.json": {
+            "processor_class": "Idefics3Processor",
+            "image_seq_len": (IMAGE_PIXELS // PATCH_PIXELS // SHUFFLE) ** 2,
+        },
+    }
+)
+
+
 ARCHITECTURES: Final = {
     "mla": Architecture(_mla_config, _mla_shapes),
     "gemma3": Architecture(_gemma3_config, _gemma3_shapes),
     "mamba2": Architecture(_mamba2_config, _mamba2_shapes),
     "hybrid": Architecture(_hybrid_config, _hybrid_shapes),
     "bert": Architecture(_bert_config, _bert_shapes),
+    "vision": Architecture(_vision_config, _vision_shapes, IMAGE_TOKENS, _VISION_FILES),
 }

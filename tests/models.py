@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 LLAMAS: Final = ("dense", "tied", "bias", "moe", "custom")
 QUANTIZED: Final = ("int8", "int8-static", "awq", "gptq", "wna16", *FP8)
 KINDS: Final = (*LLAMAS, *QUANTIZED, *ARCHITECTURES)
-"""`custom` is a Llama whose code comes with it (`--trust-remote-code`); `bert` pools."""
+"""`custom` is a Llama whose code comes with it (`--trust-remote-code`); `bert` pools; `vision`
+takes images."""
 
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 GROUP: Final = 64
@@ -82,7 +83,10 @@ def make_model(
     directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "config.json", config)
     _write_weights(directory, _tensors(kind, config, seed))
-    _write_tokenizer(directory)
+    architecture = ARCHITECTURES.get(kind)
+    _write_tokenizer(directory, architecture.tokens if architecture else ())
+    for name, value in (architecture.files if architecture else {}).items():
+        _write_json(directory / name, value)
     if kind == "custom":
         for name, code in CUSTOM_CODE.items():
             (directory / name).write_text(code)
@@ -262,7 +266,9 @@ def _tensors(kind: str, config: dict[str, Any], seed: int) -> Iterator[tuple[str
 
 
 def _scaled(values: torch.Tensor) -> torch.Tensor:
-    return values.mul_(GAIN / math.sqrt(values.shape[-1]))
+    # A kernel over patches of an image sums over all but its outputs.
+    inputs = math.prod(values.shape[1:] if values.dim() == 4 else values.shape[-1:])
+    return values.mul_(GAIN / math.sqrt(inputs))
 
 
 def _int8(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -383,12 +389,13 @@ def _write_weights(directory: Path, tensors: Iterator[tuple[str, torch.Tensor]])
     _write_json(directory / "model.safetensors.index.json", index)
 
 
-def _write_tokenizer(directory: Path) -> None:
-    """Write a byte-level BPE: 3 special tokens, 256 bytes, and pairs of small letters."""
+def _write_tokenizer(directory: Path, more: tuple[str, ...]) -> None:
+    """Write a byte-level BPE: special tokens, 256 bytes, and pairs of small letters."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = [BOS, EOS, PAD, *alphabet]
+    special = [BOS, EOS, PAD, *more]
+    tokens = [*special, *alphabet]
     pairs = [(a, b) for a in string.ascii_lowercase for b in string.ascii_lowercase]
     merges = pairs[: VOCABULARY - len(tokens)]
     tokens += [a + b for a, b in merges]
@@ -396,7 +403,7 @@ def _write_tokenizer(directory: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (BOS, EOS, PAD)])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
     tokenizer.save(str(directory / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

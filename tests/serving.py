@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from processes import RUN_SECONDS, Program, ProgramError
@@ -23,6 +24,7 @@ from processes import RUN_SECONDS, Program, ProgramError
 FLAGS: Final = ("--enforce-eager", "--max-model-len", "512", "--dtype", "bfloat16")
 POLL_SECONDS: Final = 0.1
 TOKENS: Final = 24
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 TIERS: Final = {"save": "saved", "copy": "shared", "reuse": "local"}
 
 
@@ -96,30 +98,43 @@ class Server(Program):
                 return time.monotonic() - self.started
             time.sleep(POLL_SECONDS)
 
-    def complete(self, model: str, prompt: str) -> Answer:
-        """Return the greedy completion of `prompt`. Raises: ProgramError."""
-        request = {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
+    def complete(self, model: str, prompt: str, replica: int | None = None) -> Answer:
+        """Return the greedy completion of `prompt`, by a replica if one is meant.
+
+        Raises: ProgramError.
+        """
+        headers = {} if replica is None else {"X-data-parallel-rank": str(replica)}
+        choice = self._ask("/v1/completions", {"model": model, "prompt": prompt}, headers)
+        return Answer(tuple(choice["token_ids"]), choice["text"])
+
+    def chat(self, model: str, content: Any) -> Answer:
+        """Return the greedy reply to one message: a text, or parts. Raises: ProgramError."""
+        messages = [{"role": "user", "content": content}]
+        choice = self._ask("/v1/chat/completions", {"model": model, "messages": messages}, {})
+        return Answer(tuple(choice["token_ids"]), choice["message"]["content"])
+
+    def counted(self, metric: str) -> float:
+        """Return the sum of a counter over all that /metrics tells apart."""
+        lines = self._request("/metrics", None).decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{metric}{{"))
+
+    def _ask(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
+        greedy = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        request = {**body, **greedy, "return_token_ids": True}
         try:
-            answer = json.loads(self._request("/v1/completions", request))
+            answer = json.loads(self._request(path, request, headers))
         except urllib.error.HTTPError as error:
             raise ProgramError(f"{error}: {error.read().decode(errors='replace')}") from None
         except OSError as error:
             raise ProgramError(f"{error}:\n{self.last_lines()}") from None
         (choice,) = answer["choices"]
-        return Answer(tuple(choice["token_ids"]), choice["text"])
+        return choice
 
-    def _request(self, path: str, body: Any) -> bytes:
+    def _request(self, path: str, body: Any, headers: Mapping[str, str] = NO_HEADERS) -> bytes:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
+            headers={"Content-Type": "application/json", **headers},
         )
         # Not through a proxy, whatever the environment says.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
