@@ -34,10 +34,10 @@ def prove(request: Mapping[str, Any]) -> program.Answer:
     if side == "checkpoint":
         args = _on_checkpoint(asker, request, args)
         settings["manifest"] = request["manifest"]
-        args = save.for_loading(asker, args, "shardboot", settings, with_draft=False)
+        args = save.for_loading(asker, args, "shardboot", settings)
     else:
         settings |= {"staging": str(directory), "write": False}
-        args = save.from_source(asker, args, settings, with_draft=False)
+        args = save.from_source(asker, args, settings)
     config = asker.config(args)
     save.refuse_replicas(config)
     engine.load_and_answer(config, directory, side)

@@ -44,7 +44,7 @@ def save(request: Mapping[str, Any]) -> program.Answer:
     }
     if records:
         settings |= {"record": str(staging), "side": "source"}
-    config = asker.config(from_source(asker, args, settings, with_draft=not records))
+    config = asker.config(from_source(asker, args, settings))
     refuse_replicas(config)
     ranks = _ranks_here(config)
     if records:
@@ -70,24 +70,15 @@ def parse(words: list[Any]) -> tuple[resolve.Asker, argparse.Namespace]:
 
 
 def from_source(
-    asker: resolve.Asker,
-    args: argparse.Namespace,
-    settings: Mapping[str, Any],
-    *,
-    with_draft: bool,
+    asker: resolve.Asker, args: argparse.Namespace, settings: Mapping[str, Any]
 ) -> argparse.Namespace:
     """Return `args` for loading the source through `shardboot-save`, set up by `settings`."""
     settings = {**settings, "source_format": args.load_format}
-    return for_loading(asker, args, "shardboot-save", settings, with_draft=with_draft)
+    return for_loading(asker, args, "shardboot-save", settings)
 
 
 def for_loading(
-    asker: resolve.Asker,
-    args: argparse.Namespace,
-    load_format: str,
-    settings: Mapping[str, Any],
-    *,
-    with_draft: bool,
+    asker: resolve.Asker, args: argparse.Namespace, load_format: str, settings: Mapping[str, Any]
 ) -> argparse.Namespace:
     """Return the user's own arguments, but for the load format and what only serving needs."""
     plain = asker.config(argparse.Namespace(**vars(args)))
@@ -97,13 +88,9 @@ def for_loading(
     # Adapters rename and pad parameters; a server adds them to a checkpoint like to any model.
     args.enable_lora = False
     args.lora_modules = None
-    if not with_draft:
-        args.speculative_config = None
-        for name in ("spec_method", "spec_model", "spec_tokens"):
-            setattr(args, name, None)
-    elif resolved_key.draft_of(plain) == "separate":
-        draft = {"draft_load_config": {"load_format": "auto"}}
-        args.speculative_config = (args.speculative_config or {}) | draft
+    # A draft is another model, with weights of its own.
+    for name in ("speculative_config", "spec_method", "spec_model", "spec_tokens"):
+        setattr(args, name, None)
     if not resolved_key.is_moe(plain):
         for name, alone in _ALONE.items():
             if hasattr(args, name):

@@ -142,6 +142,17 @@ def test_nothing_is_written_when_another_rank_objects(
     assert values(layers) == {0.0}
 
 
+def test_a_draft_is_none_of_the_checkpoints_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    # vLLM 0.32 loads a draft model in the target's format, whatever load format it was told.
+    from entrypoint.vllm_plugin import compat
+
+    own = SimpleNamespace(load_model=lambda _, model_config, prefix: (model_config.model, prefix))
+    monkeypatch.setattr(compat, "source_loader", lambda _, load_format: {"auto": own}[load_format])
+    draft = SimpleNamespace(runner_type="draft", model="/drafts/small")
+    loaded = loader({"manifest": "0" * 64}).load_model(None, draft, "draft_model")
+    assert loaded == ("/drafts/small", "draft_model")
+
+
 def tied_config(*, tied: bool, untied_by_files: bool) -> Any:
     text = SimpleNamespace(tie_word_embeddings=tied)
     outer = SimpleNamespace(tie_word_embeddings=tied, get_text_config=lambda: text)
