@@ -175,7 +175,7 @@ OPTIONS: tuple[Option, ...] = (
         "what outlives the process: ledger, remembered answers, status",
         "DIR",
     ),
-    Option("shared", "", _optional, "the shared store: a path or a file:// URL", "URL"),
+    Option("shared", "", _optional, "the shared store: a path, or a file, s3, gs or az URL", "URL"),
     Option(
         "on_miss",
         "save",
