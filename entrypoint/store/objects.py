@@ -4,11 +4,12 @@
     NAME/shardboot-NONCE/…     the files of one push; never written again
 
 A name is published by one conditional put of one object, so at any instant it is absent or
-complete. Other object stores know no renames: that is why the files lie under a nonce.
+complete. Object stores know no renames: that is why the files lie under a nonce.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator
 from datetime import datetime
 from functools import cached_property
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 PUBLISHED: Final = ".published"
 """No checkpoint's name begins with a dot."""
+
+LISTING_SECONDS: Final = 30.0
+"""Time for a hundred thousand objects, of which there are a thousand in an answer."""
 
 RANGE_BYTES: Final = 3 * 1024 * 1024
 RANGES: Final = 4
@@ -87,13 +91,14 @@ class ObjectStore:
         return [name for _, name in sorted(found) if _is_name(name)]
 
     def list(self, prefix: str) -> Iterator[Stored]:
-        """Yield what lies below a prefix. Raises: StoreError, also when it is too much."""
-        count = 0
+        """Yield what lies below a prefix. Raises: StoreError, also for too much or too slow."""
+        count, began = 0, time.monotonic()
         with asking(self.where):
             for chunk in self.asks.list(prefix, chunk_size=1000):
                 count += len(chunk)
-                if count > MAX_FILES:
-                    msg = f"{self.where}/{prefix}: more than {MAX_FILES} objects"
+                if count > MAX_FILES or time.monotonic() - began > LISTING_SECONDS:
+                    seconds = time.monotonic() - began
+                    msg = f"{self.where}/{prefix}: no end after {count} objects and {seconds:.0f} s"
                     raise StoreError(msg, hint="is this the right prefix?")
                 for meta in chunk:
                     yield Stored(meta["path"], meta["size"], meta["last_modified"])
@@ -134,7 +139,7 @@ class ObjectStore:
         """Compare the sizes of all files with the manifest."""
         try:
             wrong = self.wrong(self._where_files_lie(manifest.name), manifest)
-        except (StoreError, NotFoundError) as error:
+        except (ManifestError, NotFoundError, StoreError) as error:
             return Unreachable(str(error))
         if wrong:
             return Damaged(manifest.name, wrong)

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from checkpoints import make_key
 from obstore.exceptions import AlreadyExistsError, GenericError
-from obstore.store import MemoryStore
+from obstore.store import LocalStore, MemoryStore
 from store_contract import Made, ObjectContract, push, read_back, unnamed
 
 from entrypoint.checkpoint.finding import Complete, Foreign, Unreachable
@@ -23,6 +23,7 @@ from entrypoint.errors import ManifestError, StagingError, StoreError
 from entrypoint.state.memory import Memory
 from entrypoint.store import objects, published, upload
 from entrypoint.store.bucket import ASKING, Patience
+from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.leftovers import leftovers, sweep
 from entrypoint.store.look import Bounds, Wanted, look
 from entrypoint.store.objects import PUBLISHED, ObjectStore
@@ -116,7 +117,16 @@ def test_a_prefix_with_too_much_in_it_is_said(
     monkeypatch.setattr(objects, "MAX_FILES", 3)
     for number in range(4):
         store.asks.put(f"{PUBLISHED}/{number}", b"")
-    with pytest.raises(StoreError, match="more than 3 objects"):
+    with pytest.raises(StoreError, match="no end after 4 objects"):
+        store.names()
+
+
+def test_a_listing_that_takes_too_long_is_given_up(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "LISTING_SECONDS", 0)
+    store.asks.put(f"{PUBLISHED}/name", b"")
+    with pytest.raises(StoreError, match="no end after 1 objects"):
         store.names()
 
 
@@ -312,3 +322,17 @@ def test_a_look_at_a_slow_store_ends_in_time(
     found = look(over(asked), what, Memory(tmp_path / "state"), Bounds(64, 0.2))
     assert isinstance(found, Unreachable)
     assert time.monotonic() - started < 0.6
+
+
+def test_a_bucket_that_is_mounted_as_well_keeps_what_both_push(made: Made, tmp_path: Path) -> None:
+    mount = DirectoryStore(tmp_path / "bucket")
+    mount.root.mkdir()
+    bucket = ObjectStore("file://bucket", lambda _: cast("Any", LocalStore(mount.root)))
+    manifest = made.checkpoint()
+    assert push(made, manifest, bucket) == (manifest.name, "committed")
+    assert mount.names() == []
+    (name, _) = push(made, manifest, mount)
+    assert mount.names() == [name]
+    assert bucket.names() == [manifest.name]
+    assert leftovers(bucket, -1) == []
+    assert read_back(mount, name).content == read_back(bucket, manifest.name).content
