@@ -6,6 +6,7 @@ is remembered under a digest of all that went in (milliseconds).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -226,6 +227,8 @@ def _shrink_positions(
     recipe = cast("dict[str, Json]", answer["words"])
     drop = cast("list[int]", recipe["drop"])
     recipe["drop"] = [kept.index(position) for position in drop]
+    if isinstance(draft_in := recipe.get("draft_in"), int):
+        recipe["draft_in"] = kept.index(draft_in)
 
 
 def _read(
@@ -239,6 +242,9 @@ def _read(
     load = cast("dict[str, Json]", answer["load"])
     kind = cast("dict[str, Json]", answer["kind"])
     fields = cast("dict[str, Json]", answer["key"])
+    append = tuple(cast("list[str]", recipe["speculative"]))
+    if isinstance(draft_in := recipe.get("draft_in"), int):
+        append = _draft_words(words[kept[draft_in]])
     try:
         key = Key.from_json({"model": "", "engine": "vllm", "format": FORMAT, **fields})
     except ManifestError as error:
@@ -249,7 +255,7 @@ def _read(
         revision=model["revision"],
         plugin=cast("str | None", about["plugin"]),
         drop=tuple(kept[position] for position in cast("list[int]", recipe["drop"])),
-        append=tuple(cast("list[str]", recipe["speculative"])),
+        append=append,
         gives_served_name=bool(recipe["served_name"]),
         unverified="" if recipe["verified"] else str(recipe.get("why", "")) or "unknown",
         nnodes=layout["nnodes"],
@@ -261,3 +267,10 @@ def _read(
         kind={name: value for name, value in kind.items() if isinstance(value, bool)},
         server=address(words, cast("Mapping[str, Json] | None", answer.get("server"))),
     )
+
+
+def _draft_words(word: str) -> tuple[str, str]:
+    """Return the user's speculative config again, its draft kept on vLLM's own loader."""
+    value = word.partition("=")[2] if word.startswith("-") else word
+    config = json.loads(value) | {"draft_load_config": {"load_format": "auto"}}
+    return "--speculative-config", json.dumps(config)

@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import Any
 
 SENTINEL = "/shardboot-sentinel/model"
+SPECULATIVE = "--speculative-config"
 
 
 class RejectedError(Exception):
@@ -119,13 +120,26 @@ def recipe(asker: Asker, words: list[str], args: argparse.Namespace, config: Any
             why = why or "no words that name the model were found"
         if not why:
             why = _difference(asker, kept, args, speculative=speculative, draft=draft)
+    draft_in = _spelled_in(words, args) if speculative[:1] == [SPECULATIVE] else None
     return {
         "drop": list(drop or ()),
         "served_name": served_name,
-        "speculative": speculative,
+        # Boot makes those words itself of the user's own, which no memory shall hold.
+        "speculative": speculative if draft_in is None else [],
+        "draft_in": draft_in,
         "verified": not why,
         "why": why,
     }
+
+
+def _spelled_in(words: list[str], args: argparse.Namespace) -> int | None:
+    """Return the index of the word that holds the speculative config; None for one in a file."""
+    for at, word in enumerate(words):
+        value = word.partition("=")[2] if word.startswith("-") else word
+        with contextlib.suppress(ValueError):
+            if value.startswith("{") and json.loads(value) == args.speculative_config:
+                return at
+    return None
 
 
 @contextlib.contextmanager
@@ -173,7 +187,7 @@ def _draft(
         return [], given, "this vLLM loads a draft model in the target's load format"
     wanted = (given or {}) | {"draft_load_config": {"load_format": "auto"}}
     for words in (
-        ["--speculative-config", json.dumps(wanted)],
+        [SPECULATIVE, json.dumps(wanted)],
         # Dotted words are merged and put last by vLLM: only another dotted one can add to them.
         ["--speculative-config.draft_load_config.load_format", "auto"],
     ):
@@ -296,7 +310,7 @@ def main() -> None:
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     request = json.load(sys.stdin)
-    text = json.dumps(answer([str(word) for word in request["words"]], request["stand_in"]))
+    text = json.dumps(answer([str(word) for word in request["words"]], request.get("stand_in")))
     with os.fdopen(descriptor, "w", encoding="utf-8") as out:
         out.write(text + "\n")
     sys.stdout.flush()

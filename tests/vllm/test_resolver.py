@@ -340,7 +340,9 @@ def test_a_draft_is_told_to_keep_its_own_loader(room: Room) -> None:
     for twin in TWINS["draft"]:
         answer = room.answer(twin)
         assert answer["kind"]["draft"] == "separate"
-        assert "auto" in answer["words"]["speculative"][-1]
+        told = answer["words"]
+        # Either constant words, or which of the user's own to make them of.
+        assert told["draft_in"] is not None or told["speculative"][-1] == "auto"
 
 
 @pytest.mark.parametrize("name", REJECTED)
@@ -431,3 +433,27 @@ def test_a_boot_asks_once_remembers_and_keeps_no_word(
     assert at_rest
     for word in (SECRET, "secret.example"):
         assert word.encode() not in at_rest
+
+
+def test_a_drafts_config_is_made_of_the_users_words_and_kept_nowhere(
+    room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = environment()
+    engine = find("vllm", environ | {"PATH": os.path.dirname(sys.executable)})
+    memory = Memory(tmp_path)
+    draft = {"model": room.places["draft"], "num_speculative_tokens": 2}
+    words = room.words(case(f"{PLAIN} --speculative-config '{DRAFT}'")[0])
+
+    def ask(words: Sequence[str]) -> Resolution | Rejected:
+        source = Identity({"config.json": "0" * 64}, {})
+        return resolution.resolve(engine, words, environ, memory, lambda *_: source)
+
+    first = ask(words)
+    assert isinstance(first, Resolution)
+    assert first.append[0] == "--speculative-config"
+    told = json.loads(first.append[1])
+    assert told == draft | {"draft_load_config": {"load_format": "auto"}}
+    monkeypatch.setattr(resolution, "_ask", lambda *_: pytest.fail("asked again"))
+    assert ask(["--port", "1", *words]) == first._replace(drop=(2,), server=Address(port=1))
+    at_rest = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"num_speculative_tokens" not in at_rest
