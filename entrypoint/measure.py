@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -25,16 +26,21 @@ from entrypoint.store.base import open_store
 from entrypoint.store.directory import DirectoryStore
 
 LEAST_BYTES: Final = 1024 * 1024
+LEAST_SECONDS: Final = 0.1
+MOST_SECONDS: Final = 600.0
 
 
-def _quantity(parse: Callable[[str], float], least: float) -> Callable[..., float]:
+def _quantity(
+    parse: Callable[[str], float], least: float, most: float = math.inf
+) -> Callable[..., float]:
     def callback(_ctx: click.Context, _parameter: click.Parameter, word: str) -> float:
         try:
             value = parse(word)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
-        if value < least:
-            msg = f"expected at least {least:g}, found {word}"
+        if not least <= value <= most:
+            bounds = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
+            msg = f"expected {bounds}, found {word}"
             raise click.BadParameter(msg)
         return value
 
@@ -76,7 +82,7 @@ def _picture(_ctx: click.Context, _parameter: click.Parameter, word: str | None)
 @click.option(
     "--seconds",
     default="20s",
-    callback=_quantity(config.seconds, 0.1),
+    callback=_quantity(config.seconds, LEAST_SECONDS, MOST_SECONDS),
     show_default=True,
     metavar="TIME",
     help="how long to measure",

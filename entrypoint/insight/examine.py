@@ -6,7 +6,6 @@ Runs in a process of its own: any call here may hang with its mount.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import time
@@ -35,7 +34,6 @@ _PART: Final = 8
 """Of the bytes to write, three eighths go into each round of large files, one of small ones."""
 
 _MOST_ENTRIES: Final = 1000
-_NO_WRITING: Final = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.ENOTSUP)
 
 
 class Order(NamedTuple):
@@ -104,9 +102,9 @@ def _make(spot: Spot, order: Order, claim: Claim) -> str:
     try:
         spot.scratch.mkdir(mode=0o700)
     except OSError as error:
-        if error.errno not in _NO_WRITING:
+        if error.errno in NO_ROOM:
             raise
-        return os.strerror(error.errno)
+        return error.strerror or str(error)
     require_room(spot.path, order.size, Limits(order.reserve))
     return ""
 

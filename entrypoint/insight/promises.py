@@ -56,7 +56,7 @@ def rename_over(here: Path, there: Path, seconds: float) -> Watched:
     def look_on(channel: Channel) -> None:
         looks = missing = torn = failed = 0
         channel.tell("ready")
-        while not channel.is_over():
+        while not looks or not channel.is_over():
             looks += 1
             try:
                 torn += not is_whole((there / "current").read_bytes())
@@ -70,7 +70,7 @@ def rename_over(here: Path, there: Path, seconds: float) -> Watched:
         _hear(reader)
         deadline = time.monotonic() + seconds
         renames = 0
-        while time.monotonic() < deadline:
+        while not renames or time.monotonic() < deadline:
             renames += 1
             following.write_bytes(record(renames))
             following.rename(current)

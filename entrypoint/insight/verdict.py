@@ -144,8 +144,8 @@ def _cautions(findings: Findings) -> Iterator[Reason]:
         yield Reason("read-only", f"not writable ({findings.unwritable}), {what}")
     yield from _broken_promises(findings)
     system = findings.file_system
-    if system is not None and system.free is not None and system.free < EXAMPLE_BYTES:
-        text = f"{human_decimal(system.free)} free: a 70 GB checkpoint does not fit"
+    if system is not None and system.total and (system.free or 0) < EXAMPLE_BYTES:
+        text = f"{human_decimal(system.free or 0)} free: a 70 GB checkpoint does not fit"
         yield Reason("space", text)
     for step, text in findings.failures:
         if step == "clear":

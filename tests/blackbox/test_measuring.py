@@ -65,7 +65,7 @@ def test_a_picture_is_drawn(house: House, suffix: str) -> None:
         (("shared", "--plot", "none/picture.svg"), 2, "none: not a directory"),
         (("shared", "--size", "much"), 2, "expected a size such as 4GiB"),
         (("shared", "--size", "1kB"), 2, "expected at least"),
-        (("shared", "--seconds", "0"), 2, "expected at least 0.1"),
+        (("shared", "--seconds", "0"), 2, "expected 0.1 to 600"),
         (("shared", "--workers", "1"), 2, "2<=x<=64"),
         (("ftp://host/path",), 10, "not a kind of store"),
         (("shared", "--also", "model", *QUICK), 10, "does not show what is written to"),

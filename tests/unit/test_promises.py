@@ -22,11 +22,11 @@ SECONDS = 0.1
 def test_renames_of_a_local_disk_are_atomic(tmp_path: Path) -> None:
     over = promises.rename_over(tmp_path, tmp_path, SECONDS)
     assert over.is_atomic
-    assert over.renames > 1
-    assert over.looks > 1
+    assert over.renames > 0
+    assert over.looks > 0
     into = promises.rename_into(tmp_path, tmp_path, SECONDS)
     assert into.is_atomic
-    assert into.renames > 1
+    assert into.renames > 0
     assert into.looks >= into.renames
 
 
@@ -53,7 +53,7 @@ def test_a_reader_who_finds_half_a_directory_says_so(
     seen = promises.rename_into(tmp_path, tmp_path, SECONDS)
     assert seen.torn == 1
     assert not seen.is_atomic
-    assert seen.renames > 1
+    assert seen.renames > 0
 
 
 def test_what_does_not_show_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
