@@ -24,7 +24,7 @@ from entrypoint.engine.executable import locate, with_plugin
 from entrypoint.errors import RefusedError, ShardbootError
 from entrypoint.log import Log, human_bytes
 from entrypoint.plan import Action, Obstacle, decide
-from entrypoint.state import process
+from entrypoint.state import process, stops
 from entrypoint.state.attempts import delay_seconds, failures_in_row
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.rejections import Rejections
@@ -218,7 +218,7 @@ def given_up(boot: Boot, action: Action) -> Rejected | None:
 def failures_so_far(boot: Boot, checkpoint: Path, manifest: Manifest) -> int:
     """Return how many boots in a row died on it; none while another server still holds it."""
     failures = failures_in_row(
-        Ledger(boot.settings.state_dir).recent(),
+        [*Ledger(boot.settings.state_dir).recent(), *stops.told(boot.settings.state_dir)],
         manifest.digest,
         process.host_boot(),
         process.is_alive,

@@ -12,6 +12,7 @@ from entrypoint.health.ask import ask
 from entrypoint.health.listener import is_another
 from entrypoint.health.standing import Standing, answered, stand
 from entrypoint.state import status as statuses
+from entrypoint.state import stops
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.status import Address, Status
 
@@ -43,7 +44,8 @@ def check(root: Path, status: Status, seconds: float) -> Report:
 
     When it is healthy for the first time, that is noted: in its file and in the ledger.
     """
-    notes = Ledger(root).recent_of(status.boot)
+    stopped = [note for note in stops.told(root) if note["boot"] == status.boot]
+    notes = [*Ledger(root).recent_of(status.boot), *stopped]
     life = status.server.life
     standing = stand(status, notes, life, time.time())
     if standing.is_asked:

@@ -1,8 +1,9 @@
-"""What a server that is told to stop leaves in the ledger, whatever it does then."""
+"""What a server that is told to stop leaves behind, whatever it does then."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,50 +11,78 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.state.ledger import Ledger
+from entrypoint.state import stops
+from entrypoint.state.stops import MAX_FILES
 from entrypoint.vllm_plugin.stop import LOADER_CONFIG, loader_settings
 
 OURS = {"manifest": "m", "boot": "b1", "state": "/s"}
+TOLD = [{"boot": "b1", "event": "stopped"}]
 
 SERVER = """
-import multiprocessing, os, signal, sys, threading
+import ctypes, multiprocessing, os, pathlib, signal, sys, threading, time
+from entrypoint.state import stops
 def own(number, frame):
     raise SystemExit(7)
 if "own" in sys.argv:
     signal.signal(signal.SIGTERM, own)
 from entrypoint.vllm_plugin import register
-register(); register()
 def tell():
     os.kill(os.getpid(), signal.SIGTERM)
     signal.pause()
+def child():
+    signal.signal(signal.SIGTERM, own)
+    tell()
+register(); register()
+if "quiet" in sys.argv:
+    sys.exit(0)
 if "child" in sys.argv:
-    child = multiprocessing.get_context("fork").Process(target=lambda: (register(), tell()))
-    child.start()
-    child.join()
+    worker = multiprocessing.get_context("fork").Process(target=child)
+    worker.start()
+    worker.join()
+elif "deaf" in sys.argv:
+    def kill():
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not stops.told(pathlib.Path(os.environ["STATE"])):
+            time.sleep(0.01)
+        os._exit(9)
+    threading.Thread(target=kill).start()
+    # A call that no signal ends, as libzmq's poll is: no Python code runs any more.
+    lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(128)
+    lock(mutex), lock(mutex)
 else:
     tell()
 """
 
 
-def end(state: Path, *words: str) -> tuple[int, list[str]]:
-    """Run a server that is told to stop; return its status and the events that were noted."""
+def line(state: Path, *words: str) -> list[str]:
     config = json.dumps(OURS | {"state": str(state)})
-    line = [sys.executable, "-c", SERVER, *words, LOADER_CONFIG, config]
-    status = subprocess.run(line, check=False, timeout=60).returncode
-    return status, [str(entry["event"]) for entry in Ledger(state).entries()]
+    return [sys.executable, "-c", SERVER, *words, LOADER_CONFIG, config]
 
 
 @pytest.mark.parametrize(("words", "status"), [((), -signal.SIGTERM), (("own",), 7)])
-def test_a_server_that_is_told_to_stop_says_so_and_does_as_it_would(
+def test_a_server_that_is_told_to_stop_leaves_a_note_and_does_as_it_would(
     tmp_path: Path, words: tuple[str, ...], status: int
 ) -> None:
-    assert end(tmp_path, *words) == (status, ["stopped"])
+    done = subprocess.run(line(tmp_path, *words), check=False, timeout=60)
+    assert done.returncode == status
+    assert stops.told(tmp_path) == TOLD
 
 
-def test_a_child_that_is_ended_says_nothing_since_its_parent_may_do_so_for_any_reason(
-    tmp_path: Path,
-) -> None:
-    assert end(tmp_path, "child", "own") == (0, [])
+def test_a_server_that_hears_nothing_leaves_one_too(tmp_path: Path) -> None:
+    environ = os.environ | {"STATE": str(tmp_path)}
+    done = subprocess.run(line(tmp_path, "deaf", "own"), check=False, timeout=60, env=environ)
+    assert done.returncode == 9
+
+
+def test_a_server_that_nobody_told_leaves_none(tmp_path: Path) -> None:
+    assert subprocess.run(line(tmp_path, "quiet"), check=False, timeout=60).returncode == 0
+    assert stops.told(tmp_path) == []
+    assert [path.name for path in (tmp_path / "stops").iterdir()] == ["b1"]
+
+
+def test_a_worker_that_is_ended_leaves_none_since_another_may_have_died(tmp_path: Path) -> None:
+    assert subprocess.run(line(tmp_path, "child", "own"), check=False, timeout=60).returncode == 0
+    assert stops.told(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -69,3 +98,12 @@ def test_a_child_that_is_ended_says_nothing_since_its_parent_may_do_so_for_any_r
 )
 def test_only_what_boot_says_is_listened_to(argv: list[str], expected: object) -> None:
     assert loader_settings(argv) == expected
+
+
+def test_notes_are_bounded_and_need_no_state_directory(tmp_path: Path) -> None:
+    for number in range(MAX_FILES + 9):
+        assert stops.open_note(tmp_path, f"b{number}") is not None
+    assert len(list((tmp_path / "stops").iterdir())) == MAX_FILES
+    (tmp_path / "file").touch()
+    assert stops.open_note(tmp_path / "file", "b") is None
+    assert stops.told(tmp_path / "file") == []
