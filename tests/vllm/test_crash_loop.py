@@ -19,6 +19,7 @@ from processes import ProgramError, run
 from serving import FLAGS, Boot, Server, boot, decision, environment
 
 from entrypoint.checkpoint.manifest import MANIFEST
+from entrypoint.state import stops
 from entrypoint.state.ledger import Ledger
 
 pytestmark = pytest.mark.vllm
@@ -166,7 +167,7 @@ def test_rollouts_aborted_in_the_midst_of_a_load_quarantine_nothing(node: Node) 
             (vllm,) = child.read_text().split()
             os.kill(int(vllm), signal.SIGTERM)
             # The worker is not told, and reads on; as at the end of a grace time, Server kills it.
-            wait_for(lambda count=count: node.events().count("stopped") == count, server)
+            wait_for(lambda count=count: len(stops.told(node.room / "state")) == count, server)
     assert node.events().count("loaded") == 1
     assert node.plan()["reason"] == "local.hit"
 
