@@ -12,6 +12,8 @@ import pytest
 from blackbox.harness import House, make_source, snapshot, staged
 
 from entrypoint.checkpoint.digest import canonical, digest_json
+from entrypoint.state import stops
+from entrypoint.state.ledger import Ledger
 
 
 def test_the_first_boot_saves_and_the_second_finds_it(house: House) -> None:
@@ -282,3 +284,21 @@ def test_json_lines_are_json_and_carry_the_boot(house: House) -> None:
     assert len({entry["boot"] for entry in entries}) == 1
     assert entries[-1]["event"] == "local.hit"
     assert entries[-1]["action"] == "reuse"
+
+
+@pytest.mark.parametrize(("told", "reason"), [(False, "local.quarantined"), (True, "local.hit")])
+def test_boots_that_died_while_loading_quarantine_unless_they_were_told_to_stop(
+    house: House, told: bool, reason: str
+) -> None:
+    house.serve()
+    for _ in range(3):
+        house.serve("--port", "1")
+    for entry in house.ledger[1:]:
+        about = {"boot": entry["boot"], "event": "loading"}
+        assert Ledger(house.state).append(about)
+        note = stops.open_note(house.state, entry["boot"])
+        assert note is not None
+        os.write(note, b"told" if told else b"")
+        os.close(note)
+    found = house.run("plan", "--format", "json", house.model, "-tp", 2).json
+    assert found["reason"] == reason
