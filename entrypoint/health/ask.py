@@ -71,7 +71,7 @@ def _is_refusal(error: Exception) -> bool:
     """Tell whether a server that was reached did not like our certificate, or that we have none."""
     import ssl  # noqa: PLC0415 - it is there by now
 
-    # TLS 1.3 refuses after the handshake, in the middle of the question.
+    # TLS 1.3 refuses after the handshake, in the middle of the question; uvicorn just closes.
     return isinstance(error, (ssl.SSLError, ConnectionResetError, BrokenPipeError))
 
 
@@ -117,6 +117,8 @@ def _first_line(connection: socket.socket, deadline: float) -> bytes:
             raise TimeoutError
         connection.settimeout(left)
         piece = connection.recv(MAX_LINE)
+        if not piece and not data:
+            raise ConnectionResetError("closed without an answer")
         if not piece:
             break
         data += piece

@@ -64,7 +64,7 @@ def on_a_port(host: str = "127.0.0.1") -> tuple[socket.socket, Address]:
         (b"HTTP/1.0 200\r\n\r\n", 200, "answers 200"),
         (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", 503, "answers 503"),
         (b"HTTP/1.1 404 Not Found\r\n\r\n", 404, "answers 404"),
-        (b"", None, "what answers does not speak HTTP"),
+        (b"", None, "closed without an answer"),
         (b"SSH-2.0-x\r\n", None, "what answers does not speak HTTP"),
         (b"HTTP/1.1 2\r\n", None, "what answers does not speak HTTP"),
         (b"\0" * 9999, None, "what answers does not speak HTTP"),
@@ -192,6 +192,24 @@ def test_a_server_that_refuses_our_certificate_is_up(
         found = ask(address._replace(**unreadable), SECONDS)
     assert found.is_ok
     assert "client certificate" in found.text
+
+
+def test_a_server_that_closes_without_a_word_is_up_if_it_wants_a_certificate(
+    pair: tuple[Path, Path],
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*pair)
+
+    def shake_hands(connection: socket.socket) -> None:
+        # As asyncio does, and uvicorn on it, where it does not like a client's certificate.
+        with context.wrap_socket(connection, server_side=True) as secured:
+            secured.recv(4096)
+
+    for mutual in (True, False):
+        listener, address = on_a_port()
+        address = address._replace(certfile="/none", keyfile="/none", mutual=mutual)
+        with answering(listener, shake_hands):
+            assert ask(address, SECONDS).is_ok == mutual
 
 
 class Holder:
