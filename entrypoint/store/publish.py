@@ -177,12 +177,21 @@ def _rename(staged: Path, target: Path) -> bool:
 def _standing(
     target: Path, encoded: bytes, entries: Iterable[FileEntry], held: Collection[int]
 ) -> Literal["free", "equal", "damaged", "other"]:
-    try:
-        if read_bounded(target / MANIFEST, MAX_MANIFEST_BYTES) != encoded:
-            return "other"
-    except (OSError, ValueError):
-        return "other" if os.path.lexists(target) else "free"
+    found = _manifest_bytes(target)
+    if found is None and not os.path.lexists(target):
+        return "free"
+    # Between the two looks somebody may have published it.
+    found = found or _manifest_bytes(target)
+    if found != encoded:
+        return "other"
     return "equal" if is_whole(target, entries, held) else "damaged"
+
+
+def _manifest_bytes(target: Path) -> bytes | None:
+    try:
+        return read_bounded(target / MANIFEST, MAX_MANIFEST_BYTES)
+    except (OSError, ValueError):
+        return None
 
 
 def is_whole(directory: Path, entries: Iterable[FileEntry], ranks: Collection[int]) -> bool:
