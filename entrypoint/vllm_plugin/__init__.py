@@ -15,7 +15,8 @@ def register() -> None:
     from entrypoint.vllm_plugin.late import after_import
     from entrypoint.vllm_plugin.stop import note_when_told
 
-    note_when_told()
+    # Right before the server waits for its engine, and after it has set its own handlers.
+    after_import("vllm.v1.engine.async_llm", note_when_told)
     after_import("vllm.model_executor.model_loader", _register)
 
 

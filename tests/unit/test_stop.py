@@ -19,8 +19,10 @@ OURS = {"manifest": "m", "boot": "b1", "state": "/s"}
 TOLD = [{"boot": "b1", "event": "stopped"}]
 
 SERVER = """
-import ctypes, multiprocessing, os, pathlib, signal, sys, threading, time
+import ctypes, multiprocessing, os, pathlib, signal, sys, threading, time, types
 from entrypoint.state import stops
+# As if vLLM's server had imported its engine's client already: then, not before, a note is made.
+sys.modules["vllm.v1.engine.async_llm"] = types.ModuleType("async_llm")
 def own(number, frame):
     raise SystemExit(7)
 if "own" in sys.argv:
