@@ -22,7 +22,7 @@ MAX_LINE: Final = 1024
 
 
 class Answer(NamedTuple):
-    """The status of an answer, None without one; and in words.
+    """The status of an answer, None without one; and in words what is unusual about it.
 
     `is_there`: somebody listens, as vLLM does once its engine is ready.
     """
@@ -58,13 +58,13 @@ def ask(address: Address, seconds: float) -> Answer:
         return late
     except OSError as error:
         if address.mutual and _is_refusal(error):
-            return Answer(OK, "up; it wants a client certificate, so it was not asked further")
+            return Answer(OK, "it wants a client certificate, so /health was not read")
         return Answer(None, error.strerror or str(error))
     version, _, rest = line.partition(b" ")
     status = rest[:3].decode("ascii", "replace")
     if not version.startswith(b"HTTP/") or len(status) != len("200") or not status.isdecimal():
         return Answer(None, "what answers does not speak HTTP")
-    return Answer(int(status), f"answers {status}")
+    return Answer(int(status), "" if int(status) == OK else f"answers {status}")
 
 
 def _is_refusal(error: Exception) -> bool:

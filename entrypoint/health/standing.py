@@ -52,15 +52,16 @@ def stand(status: Status, notes: Notes, life: Life, now: float) -> Standing:
 def answered(standing: Standing, status: Status, answer: Answer) -> Standing:
     """Return what the standing is, given vLLM's answer."""
     if answer.is_ok:
-        return Standing("serving", _where(status), is_healthy=True)
+        return Standing("serving", _where(status, answer), is_healthy=True)
     if status.healthy or answer.is_there:
         return Standing("unhealthy", f"{status.address}: {answer.text}")
     return standing
 
 
-def _where(status: Status) -> str:
-    assumed = "; vLLM was not asked for its address" if status.address.assumed else ""
-    return f"{status.tier or 'vLLM'} on {status.address}{assumed}"
+def _where(status: Status, answer: Answer) -> str:
+    assumed = "vLLM was not asked for its address" if status.address.assumed else ""
+    where = f"{status.tier} on {status.address}"
+    return "; ".join(text for text in (where, answer.text, assumed) if text)
 
 
 def _ended(status: Status, notes: Notes) -> Standing:

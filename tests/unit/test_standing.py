@@ -125,6 +125,12 @@ REFUSED = Answer(None, "Connection refused", is_there=False)
     ("status", "answer", "line", "is_healthy"),
     [
         (at(), Answer(200, ""), "serving: local on http://*:8000", True),
+        (
+            at(),
+            Answer(200, "it wants a certificate"),
+            "serving: local on http://*:8000; it wants a certificate",
+            True,
+        ),
         (at(), REFUSED, "loading: the weights, for 8 s", False),
         (at(), Answer(503, "answers 503"), "unhealthy: http://*:8000: answers 503", False),
         (at(), Answer(None, "no answer"), "unhealthy: http://*:8000: no answer", False),

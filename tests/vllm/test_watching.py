@@ -91,4 +91,6 @@ def test_a_server_that_wants_client_certificates_is_known_to_serve(unit: Unit) -
     with unit.serve(*mutual) as server:
         status, said = unit.ask("wait", "--timeout", "10min")
         assert status == 0, said + server.last_lines()
-        assert unit.health()[0] == 0
+        status, found = unit.health()
+        assert (status, found["phase"]) == (0, "serving")
+        assert "it wants a client certificate" in found["text"]
