@@ -77,8 +77,10 @@ class House:
     """One node: its local store, its state, the shared store it sees, and its `vllm`."""
 
     def __init__(self, root: Path, python: str = sys.executable) -> None:
-        # Tests under nohup would hand down that SIGHUP is ignored.
+        # Tests under nohup, or in a shell's background, would hand down that these are ignored.
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         self.root = root
         self.python = python
         self.local, self.state, self.shared = root / "local", root / "state", root / "shared"

@@ -52,7 +52,7 @@ def test_flags_win_over_variables_and_these_over_the_file(house: House) -> None:
         ({"SHARDBOOT_ON_MISS": "tee"}, "SHARDBOOT_ON_MISS"),
         ({"SHARDBOOT_FILE_MODE": "0666"}, "lets everybody write"),
         ({"SHARDBOOT_PUBLISH": "yes"}, "no shared store"),
-        ({"SHARDBOOT_SHARED": "s3://bucket"}, "not built yet"),
+        ({"SHARDBOOT_SHARED": "ftp://host/x"}, "not a kind of store"),
         ({"SHARDBOOT_SHARED": "relative"}, "absolute"),
         ({"SHARDBOOT_CONFIG_FILE": "/none/such.toml"}, "/none/such.toml"),
     ],
