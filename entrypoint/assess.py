@@ -1,6 +1,6 @@
 """Finding out all that a decision hangs on: vLLM's reading of the words, the source, the stores."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import os
 from collections.abc import Callable, Mapping

@@ -141,6 +141,7 @@ def _facts(action: Action, taken: Sequence[str] = ()) -> dict[str, str]:
 
 def _note(boot: Boot, action: Action, key: Key | None, taken: Sequence[str] = ()) -> None:
     """Leave the one line that must outlive exec; `taken` are the steps before, by their reasons."""
+    server = boot.status.status.server
     entry: dict[str, Json] = {
         "boot": boot.log.boot,
         "time": round(time.time(), 3),
@@ -151,9 +152,9 @@ def _note(boot: Boot, action: Action, key: Key | None, taken: Sequence[str] = ()
         "checkpoint": action.manifest.name if action.manifest else None,
         "manifest": action.manifest.digest if action.manifest else None,
         "key": key.digest if key else None,
-        "pid": os.getpid(),
-        "pid_start": process.started(os.getpid()),
-        "host_boot": process.host_boot(),
+        "pid": server.pid,
+        "pid_start": server.start,
+        "host_boot": server.host_boot,
     }
     if not (Ledger(boot.settings.state_dir).append(entry) and boot.status.is_kept):
         boot.log.line(

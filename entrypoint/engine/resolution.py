@@ -4,7 +4,7 @@ vLLM's own parser answers, in a child of the interpreter that will be exec'd (se
 is remembered under a digest of all that went in (milliseconds).
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import json
 import re

@@ -6,7 +6,7 @@ A file a boot, since several servers may share one state directory. exec keeps t
 file stays true of vLLM; what vLLM comes to afterwards stands in the ledger.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import contextlib
 import json
@@ -21,6 +21,9 @@ from entrypoint.state import process
 from entrypoint.state.files import write_json
 
 MAX_FILES: Final = 32
+KEPT_FILES: Final = 16
+"""What stays when there are more than that many, so that not every boot has to tidy up."""
+
 MAX_STATUS_BYTES: Final = 64 * 1024
 LIMITS: Final = {int: 1 << 60, float: 1e11, bool: 1}
 """The most bytes, and seconds since 1970, that a file is believed."""
@@ -74,7 +77,7 @@ class Server(NamedTuple):
     host_boot: str = ""
 
     @classmethod
-    def this(cls) -> Server:
+    def this(cls) -> "Server":
         """Return this process."""
         pid = os.getpid()
         return cls(pid, process.started(pid) or 0, _namespace(), process.host_boot())
@@ -127,7 +130,7 @@ class Status(NamedTuple):
         return plain | {"server": self.server._asdict(), "address": self.address._asdict()}
 
     @classmethod
-    def from_json(cls, value: Json) -> Status | None:
+    def from_json(cls, value: Json) -> "Status | None":
         """Return what a file says, its odd fields at their defaults; None when it names no boot."""
         found = _filled(cls(), value)
         if not found.boot or not isinstance(value, dict):
@@ -218,7 +221,7 @@ def forget_oldest(root: Path) -> None:
         if len(os.listdir(directory)) <= MAX_FILES:
             return
         entries = sorted(os.scandir(directory), key=lambda e: e.stat().st_mtime, reverse=True)
-        for entry in entries[MAX_FILES:]:
+        for entry in entries[KEPT_FILES:]:
             os.unlink(entry.path)
 
 

@@ -97,9 +97,11 @@ def test_files_are_bounded_in_number_and_those_asked_about_stay(tmp_path: Path) 
     status.touch(tmp_path, "b1")
     status.forget_oldest(tmp_path)
     kept = [found.boot for found in status.read_all(tmp_path)]
-    assert len(kept) == status.MAX_FILES
+    assert len(kept) == status.KEPT_FILES
     assert "b1" in kept
     assert not {"b0", "b2", "b3"} & set(kept)
+    status.forget_oldest(tmp_path)
+    assert len(status.read_all(tmp_path)) == status.KEPT_FILES
 
 
 def test_this_process_lives_and_a_reused_pid_does_not() -> None:
