@@ -57,7 +57,9 @@ def note(house: House, event: str, **fields: Any) -> None:
 
 
 def files(house: House) -> list[Path]:
-    return sorted((house.state / "status").iterdir())
+    """Return what boots have left, oldest first; their names tell seconds alone."""
+    found = (house.state / "status").iterdir()
+    return sorted(found, key=lambda path: float(json.loads(path.read_text())["started"]))
 
 
 def rewrite(path: Path, **fields: object) -> None:
@@ -246,7 +248,7 @@ def test_a_boot_that_could_not_ask_vllm_is_watched_all_the_same(
 
 def test_a_pid_that_another_process_has_by_now_is_no_life(house: House, port: int) -> None:
     with serving(house, "--port", port, **STAYS) as process:
-        (path,) = files(house)[-1:]
+        path = files(house)[-1]
         server = json.loads(path.read_text())["server"]
         assert server["pid"] == process.pid
         rewrite(path, server=server | {"pid": os.getpid()})
@@ -257,7 +259,7 @@ def test_a_pid_that_another_process_has_by_now_is_no_life(house: House, port: in
 
 def test_a_process_of_another_container_is_not_taken_for_dead(house: House, port: int) -> None:
     with serving(house, "--port", port):
-        (path,) = files(house)[-1:]
+        path = files(house)[-1]
         server = json.loads(path.read_text())["server"]
         rewrite(path, server=server | {"pid": 1, "start": 1, "namespace": "pid:[1]"})
         assert health(house)[0] == 0
