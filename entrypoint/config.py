@@ -3,7 +3,7 @@
 One table, `OPTIONS`, is the whole surface; flags, variables, TOML keys and docs follow from it.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import re
 from collections.abc import Callable, Mapping

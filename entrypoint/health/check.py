@@ -1,6 +1,6 @@
 """Looking at boots: their files, their lines in the ledger, their processes, and vLLM's answer."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import contextlib
 import time

@@ -1,6 +1,6 @@
 """What a boot has come to, told from what it left, whether it runs, and what vLLM answers. Pure."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
