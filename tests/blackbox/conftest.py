@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from blackbox.harness import House
+from serving import free_port
 
 
 @pytest.fixture
@@ -12,3 +13,9 @@ def house(tmp_path: Path) -> Iterator[House]:
     made = House(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def port(house: House) -> int:
+    house.serve()  # saved, so that the boots of the tests are hits
+    return free_port()

@@ -6,7 +6,6 @@ import os
 import pwd
 import re
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from blackbox.harness import House, snapshot
+from serving import free_port
 
 SERVICE = 2000
 NOBODY = pwd.getpwnam("nobody")
@@ -259,9 +259,7 @@ def test_a_second_boot_makes_no_mutating_call_inside_a_store(house: House) -> No
 
 
 def test_whoever_asks_first_leaves_the_status_to_the_service_user(house: House) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     house.rules(serve={"answers": 200})
     process = house.start("serve", "--user", SERVICE, house.model, "-tp", 2, "--port", port)
     house.wait_for("listening", 60)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from directory_contract import DirectoryContract
 from mounts import mounted
-from store_contract import DirectoryContract
 
 from entrypoint.store.directory import DirectoryStore
 

@@ -17,7 +17,8 @@ import pytest
 import store_driver
 from blackbox.harness import House
 from checkpoints import make_checkpoint, make_large
-from store_contract import DirectoryContract, deep_verify, left_over
+from directory_contract import DirectoryContract
+from store_contract import deep_verify, left_over
 from store_driver import BIG
 
 from entrypoint.errors import NotFoundError, StoreError

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from checkpoints import fill, make_checkpoint, make_key
-from store_contract import DirectoryContract, deep_verify
+from directory_contract import DirectoryContract
+from store_contract import deep_verify
 
 from entrypoint.errors import ConfigError, ManifestError, StagingError, StoreError
 from entrypoint.store.base import open_store
