@@ -1,77 +1,68 @@
-"""The command line: the only reader of argv and os.environ, the only place that exits.
-
-Options come first; the first word that is not one of ours (or `--`) starts vLLM's own arguments,
-so that `shardboot serve` is a drop-in for `vllm serve`.
-"""
+"""Where a process begins and ends: the only reader of argv and environ, and the only exit."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import click
-
-from entrypoint import __version__
 from entrypoint.config import SWITCH
 from entrypoint.errors import Interrupted, RefusedError, ShardbootError, exit_code_of
-from entrypoint.options import WordsCommand, is_off, new_boot, with_settings
+from entrypoint.start import is_off, new_boot
 
 if TYPE_CHECKING:
     from entrypoint.assess import Boot
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-ROOMS: Final = {
-    "operate": ("plan", "save", "pull", "push", "prove"),
-    "inventory": ("list", "show", "verify", "reject", "unreject"),
-    "keep": ("gc", "pin", "unpin"),
-    "watch": ("status", "wait", "health"),
-    "measure": ("probe",),
-}
-"""Modules with a table `COMMANDS`, and what stands in it."""
+
+def main() -> NoReturn:
+    """Run a command; print our errors as one line and a hint, and exit with their code."""
+    for number in STOPPING:
+        # What a parent ignores stays ignored, as nohup wants it.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+    try:
+        sys.exit(_run(sys.argv[1:]))
+    except Interrupted as error:
+        _say(str(error))
+        sys.exit(exit_code_of(error))
+    except ShardbootError as error:
+        _say(f"error: {error.reason}: {error}")
+        if error.hint:
+            _say(f"hint: {error.hint}")
+        sys.exit(exit_code_of(error))
 
 
-class LazyGroup(click.Group):
-    """Imports a command when it is asked for: a hit needs no other one, and a probe is no boot."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all commands, in the order in which a newcomer meets them."""
-        return [*super().list_commands(ctx), *(name for names in ROOMS.values() for name in names)]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command by name."""
-        for room, names in ROOMS.items():
-            if cmd_name in names:
-                commands: dict[str, click.Command]
-                commands = importlib.import_module(f"entrypoint.{room}").COMMANDS
-                return commands[cmd_name]
-        return super().get_command(ctx, cmd_name)
+def _say(text: str) -> None:
+    # A closed stderr must not change the exit status.
+    with suppress(OSError):
+        os.write(2, f"shardboot: {text}\n".encode(errors="replace"))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="shardboot")
-@click.pass_context
-def cli(ctx: click.Context, /) -> None:
-    """Serve vLLM from pre-sharded checkpoints that are known to fit, or from the source."""
-    ctx.obj = {"environ": os.environ}
+def _run(arguments: Sequence[str]) -> int:
+    # As an image starts it: no word is ours, so there is nothing to parse, and click, half of what
+    # a hit costs, need not be imported.
+    if arguments[:1] == ["serve"] and arguments[1:] and not arguments[1].startswith("-"):
+        serve({}, tuple(arguments[1:]))
+    from entrypoint import commands  # noqa: PLC0415
+
+    done = commands.run(arguments, os.environ)
+    return done if isinstance(done, int) else serve(*done)
 
 
-@cli.command(cls=WordsCommand)
-@with_settings
-@click.pass_context
-def serve(ctx: click.Context, /, **flags: Any) -> None:
+def serve(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
     """Make sure of a checkpoint, then become vLLM on it."""
     from entrypoint import boot, launch  # noqa: PLC0415 - other commands need neither
     from entrypoint.engine.executable import locate  # noqa: PLC0415
 
-    words = ctx.obj["words"]
     if is_off(os.environ):
-        vllm = flags["vllm"] or os.environ.get(f"{SWITCH}_VLLM") or "vllm"
-        boot.become_user(flags["user"] or os.environ.get(f"{SWITCH}_USER"), os.environ)
+        vllm = flags.get("vllm") or os.environ.get(f"{SWITCH}_VLLM") or "vllm"
+        boot.become_user(flags.get("user") or os.environ.get(f"{SWITCH}_USER"), os.environ)
         launch.become(locate(vllm, os.environ), ["serve", *words], os.environ)
     this = new_boot(flags, words, os.environ, reports=True)
     try:
@@ -95,30 +86,6 @@ def _survive(error: Exception, this: Boot) -> NoReturn:
 
         traceback.print_exception(error)
     boot.fall_back(this, reason, f"serving the source as if shardboot were not there: {error}")
-
-
-def main() -> NoReturn:
-    """Run a command; print our errors as one line and a hint, and exit with their code."""
-    for number in STOPPING:
-        # What a parent ignores stays ignored, as nohup wants it.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
-    try:
-        status = cli.main(prog_name="shardboot", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except click.Abort:
-        sys.exit(128 + signal.SIGINT)
-    except Interrupted as error:
-        click.echo(f"shardboot: {error}", err=True)
-        sys.exit(exit_code_of(error))
-    except ShardbootError as error:
-        click.echo(f"shardboot: error: {error.reason}: {error}", err=True)
-        if error.hint:
-            click.echo(f"shardboot: hint: {error.hint}", err=True)
-        sys.exit(exit_code_of(error))
-    sys.exit(status if isinstance(status, int) else 0)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:

@@ -20,7 +20,8 @@ from entrypoint.errors import (
     ShardbootError,
 )
 from entrypoint.log import human_bytes
-from entrypoint.options import emit, settings_as_user, with_format, with_settings
+from entrypoint.options import emit, with_format, with_settings
+from entrypoint.start import settings_as_user
 from entrypoint.state.attempts import UNUSED
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.memory import Memory

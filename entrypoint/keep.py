@@ -12,7 +12,8 @@ from entrypoint.config import Settings
 from entrypoint.errors import OwnershipError
 from entrypoint.inventory import directory_of, for_stores, store_of
 from entrypoint.log import human_bytes
-from entrypoint.options import emit, settings_as_user, with_settings
+from entrypoint.options import emit, with_settings
+from entrypoint.start import settings_as_user
 from entrypoint.store import leftovers, pins
 from entrypoint.store.collect import Collection, collect
 from entrypoint.store.look import find_by_name

@@ -21,7 +21,8 @@ from entrypoint.insight.findings import Findings
 from entrypoint.insight.probe import probe as probe_directory
 from entrypoint.insight.report import as_text
 from entrypoint.insight.verdict import Verdict, judge
-from entrypoint.options import emit, read_settings, tighten_umask, with_format, with_settings
+from entrypoint.options import emit, with_format, with_settings
+from entrypoint.start import read_settings, tighten_umask
 from entrypoint.store.base import open_store
 from entrypoint.store.directory import DirectoryStore
 

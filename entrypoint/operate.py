@@ -25,8 +25,9 @@ from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import (
     RefusedError,
 )
-from entrypoint.options import WordsCommand, emit, new_boot, with_format, with_settings
+from entrypoint.options import WordsCommand, emit, with_format, with_settings
 from entrypoint.plan import Action, decide, in_words, step
+from entrypoint.start import new_boot
 
 
 @click.command(cls=WordsCommand)

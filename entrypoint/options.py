@@ -1,27 +1,15 @@
-"""How commands take settings and vLLM's words: shared by `cli` and `operate`."""
+"""How commands take settings and vLLM's words from argv, and print what they found."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
 
 import click
 
-from entrypoint import config
 from entrypoint.checkpoint.digest import Json
-from entrypoint.config import OPTIONS, SWITCH, Settings
-from entrypoint.errors import ConfigError
-from entrypoint.log import Log
-
-if TYPE_CHECKING:
-    from entrypoint.assess import Boot
-
-OFF: Final = ("off", "0", "no", "false")
-CONFIG_FILE: Final = "SHARDBOOT_CONFIG_FILE"
-DEFAULT_CONFIG_FILE: Final = Path("/etc/shardboot/shardboot.toml")
+from entrypoint.config import OPTIONS
 
 WORDS_HELP: Final = (
     "Everything from the first word that is not an option above goes to `vllm serve` as it is; "
@@ -84,75 +72,3 @@ def with_settings(
             add = click.option(option.flag, option.name, metavar=option.metavar, help=shown)
         command = add(command)
     return command
-
-
-def read_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
-    """Merge defaults, TOML file, environment and flags. Raises: ConfigError."""
-    named = environ.get(CONFIG_FILE)
-    path = Path(named) if named else DEFAULT_CONFIG_FILE
-    document = _read_document(path) if named or path.exists() else {}
-    words = {n: ("yes" if v else "no") if isinstance(v, bool) else v for n, v in flags.items()}
-    return config.resolve(words, environ, document, document_name=str(path))
-
-
-def _read_document(path: Path) -> dict[str, object]:
-    import tomllib  # noqa: PLC0415 - most boots have no such file
-
-    try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        msg = f"{path}: {error.strerror}"
-        raise ConfigError(msg, hint=f"it is named by {CONFIG_FILE}, or lies there") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        msg = f"{path}: {error}"
-        raise ConfigError(msg, hint="see the README's table of settings") from None
-
-
-def is_off(environ: Mapping[str, str]) -> bool:
-    """Whether shardboot is told to keep out of the way."""
-    return environ.get(SWITCH, "").lower() in OFF
-
-
-def tighten_umask() -> int:
-    """Let nothing that is made from now on be writable by everybody; return the umask before."""
-    umask = os.umask(0o022)
-    os.umask(umask | 0o022)
-    return umask
-
-
-def settings_as_user(flags: Mapping[str, Any], environ: MutableMapping[str, str]) -> Settings:
-    """Return the settings, as the service user: what root wrote, a server could not read."""
-    settings = read_settings(flags, environ)
-    log = Log("", as_json=settings.log_format == "json")
-    tighten_umask()
-    if settings.user is not None:
-        from entrypoint import boot  # noqa: PLC0415 - a probe without it need not wait for it
-
-        boot.step_down(settings, environ, log, touches_store=False)
-    return settings
-
-
-def new_boot(
-    flags: Mapping[str, Any],
-    words: tuple[str, ...],
-    environ: MutableMapping[str, str],
-    *,
-    touches_store: bool = True,
-    reports: bool = False,
-) -> Boot:
-    """Return the boot that flags and words ask for, root dropped and its environment adapted.
-
-    Only one that `reports` keeps a status. Raises: ConfigError, PrivilegeError, OwnershipError.
-    """
-    from entrypoint import boot  # noqa: PLC0415 - what only looks at boots needs none of these
-    from entrypoint.assess import Boot  # noqa: PLC0415
-    from entrypoint.engine.address import address  # noqa: PLC0415
-    from entrypoint.state.reporter import Reporter  # noqa: PLC0415
-
-    settings = read_settings(flags, environ)
-    log = Log(boot.new_boot_id(), as_json=settings.log_format == "json")
-    umask = tighten_umask()
-    boot.step_down(settings, environ, log, touches_store=touches_store)
-    status = Reporter(settings.state_dir if reports else None, log.boot, address(words, None))
-    return Boot(settings, words, dict(environ), log, status, umask)

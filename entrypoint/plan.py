@@ -1,6 +1,6 @@
 """What boot will do, decided from plain values. Pure."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple

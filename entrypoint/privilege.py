@@ -4,7 +4,7 @@ Root prepares the stores and the state directory, then is gone for good: whateve
 vLLM code, and whatever writes into a store, already is the service user.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import errno
 import grp

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
@@ -89,7 +89,7 @@ def save(order: Order, store: DirectoryStore) -> Manifest:
         )
         staging.write_file(INDEX, index_bytes)
         if order.proof_needed:
-            manifest = replace(manifest, proof=_prove(order, staging, manifest))
+            manifest = manifest._replace(proof=_prove(order, staging, manifest))
         result = staging.commit(manifest)
     _forget_refusals(order, manifest)
     return manifest.renamed(result.name)

@@ -5,7 +5,7 @@ the very same model has that config: one saved from the same full commit, or one
 named.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

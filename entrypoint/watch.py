@@ -14,7 +14,8 @@ import click
 from entrypoint import config
 from entrypoint.health.check import Report, check, check_default, check_meant
 from entrypoint.health.standing import OVER, Standing
-from entrypoint.options import emit, is_off, settings_as_user, with_format, with_settings
+from entrypoint.options import emit, with_format, with_settings
+from entrypoint.start import is_off, settings_as_user
 from entrypoint.state import status as statuses
 from entrypoint.state.status import Status
 

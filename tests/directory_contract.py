@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,7 +116,7 @@ class DirectoryContract(StoreContract):
         os.close(reader)
 
     def test_what_is_no_checkpoint_keeps_its_name(self, store: DirectoryStore) -> None:
-        manifest = replace(make_checkpoint(store.root / "elsewhere"))
+        manifest = make_checkpoint(store.root / "elsewhere")
         theirs = store.path(manifest.name)
         theirs.mkdir()
         (theirs / "precious").write_text("not ours")

@@ -46,7 +46,7 @@ def _reseal(checkpoint: Path, manifest: Manifest) -> Manifest:
         )
         for entry in manifest.files
     )
-    sealed = replace(manifest, files=files)
+    sealed = manifest._replace(files=files)
     (checkpoint / MANIFEST).write_bytes(sealed.encode())
     assert digest_bytes((checkpoint / INDEX).read_bytes()) in {entry.blake3 for entry in files}
     return sealed

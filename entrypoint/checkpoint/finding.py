@@ -1,6 +1,6 @@
 """What looking at a store gives. Plain values that `plan` decides on."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 from typing import NamedTuple, TypeAlias
 

@@ -4,7 +4,7 @@ A look costs one stat a file: headers are read once and remembered by the caller
 (size, mtime, inode, ctime).
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import os
 import stat

@@ -4,10 +4,10 @@ A field is in the key only if it changes the logical names, shapes, dtypes or va
 parameters. Two ways to lay out the same model never share a key digest.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple, Self, cast
 
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.errors import ManifestError
@@ -58,7 +58,7 @@ class Key(NamedTuple):
         return digest_json(self.to_json())
 
     @classmethod
-    def from_json(cls, value: Json) -> Key:
+    def from_json(cls, value: Json) -> Self:
         """Read a key from foreign data. Raises: ManifestError naming the field."""
         if not isinstance(value, dict):
             msg = f"key: expected an object, found {type(value).__name__}"

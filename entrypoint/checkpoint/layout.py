@@ -1,6 +1,6 @@
 """Which files belong to which rank, by vLLM's own file names. Pure."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import re
 from typing import NamedTuple

@@ -4,13 +4,12 @@ Written last: no manifest, no checkpoint. Manifests are foreign data: everything
 unknown fields are refused by name, no path leaves the directory, sizes are bounded.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, NoReturn, cast
+from typing import Literal, NamedTuple, NoReturn, Self, cast
 
 from entrypoint.checkpoint.digest import Json, canonical, digest_json
 from entrypoint.checkpoint.key import Key
@@ -69,14 +68,7 @@ class Source(NamedTuple):
         return {"name": self.name, "revision": self.revision, "identity": dict(self.identity)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """What a checkpoint is. `decisions` is what vLLM decided at the save and must not at the load.
-
-    `proof` is evidence that it loads to the source's state, or None; `save` tells about the save
-    and decides nothing. `created_at` is UTC, ISO 8601.
-    """
-
+class _Fields(NamedTuple):
     name: str
     key: Key
     source: Source
@@ -86,6 +78,14 @@ class Manifest:
     proof: Mapping[str, Json] | None
     save: Mapping[str, Json]
     created_at: str
+
+
+class Manifest(_Fields):
+    """What a checkpoint is. `decisions` is what vLLM decided at the save and must not at the load.
+
+    `proof` is evidence that it loads to the source's state, or None; `save` tells about the save
+    and decides nothing. `created_at` is UTC, ISO 8601.
+    """
 
     def to_json(self) -> dict[str, Json]:
         """Return every field but the manifest's own digest."""
@@ -122,9 +122,9 @@ class Manifest:
         """Return the bytes of `manifest.json`: canonical JSON, one line."""
         return canonical(self.to_json() | {"blake3": self.digest}) + b"\n"
 
-    def renamed(self, name: str) -> Manifest:
+    def renamed(self, name: str) -> Self:
         """Return the same checkpoint under another published name."""
-        return replace(self, name=name)
+        return self._replace(name=name)
 
     @property
     def size(self) -> int:

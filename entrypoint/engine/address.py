@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -40,7 +41,7 @@ def address(words: Sequence[str], told: Mapping[str, Json] | None) -> Address:
 
 def _given(words: Sequence[str]) -> Iterator[tuple[str, str | int | bool]]:
     """Yield what the words say of the address, in order; vLLM takes _ for - in names."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         if word == "--":
             return
         spelled, has_value, value = word.partition("=")

@@ -1,6 +1,6 @@
 """Finding the `vllm` to become, and the Python behind it."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import os
 import shlex

@@ -5,7 +5,7 @@ Two ways to say it: "sha256", from the names of the hub's blobs, without reading
 another tokenizer or template under the same weights is another model.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import os
 from collections.abc import Callable, Mapping

@@ -4,7 +4,7 @@ Every look runs in a child with a time bound: a hung mount must never block a bo
 checkpoint already.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import json
 import os
@@ -112,7 +112,7 @@ def _look(word: str, revision: str | None, environ: Mapping[str, str]) -> Survey
         return Survey(word=word, revision=commit)
     if _is_checkpoint(directory):
         return Survey(word=word, directory=str(directory.resolve()), is_checkpoint=True)
-    weights, model_files = _files(directory)
+    weights, model_files = _files(str(directory))
     if not weights and not Path(word).is_dir():
         # A hub id of which only the config was fetched so far.
         return Survey(word=word, revision=commit)
@@ -182,15 +182,15 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
     return Path(cache, "huggingface", "hub")
 
 
-def _files(directory: Path) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ...]]:
+def _files(directory: str) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ...]]:
     """Return (weights, model files), each sorted by path; a dangling link is an error.
 
     Weight indexes are among the model files: vLLM chooses shards by them.
     """
     preferred, other, below, model_files = [], [], [], []
     for path in _walk(directory):
-        name = path.name.lower()
-        if name.endswith((*PREFERRED_WEIGHTS, *OTHER_WEIGHTS)) and path.parent != directory:
+        name = path.rpartition("/")[2].lower()
+        if name.endswith((*PREFERRED_WEIGHTS, *OTHER_WEIGHTS)) and "/" in path:
             below.append(path)
         elif name.endswith(PREFERRED_WEIGHTS):
             preferred.append(path)
@@ -201,9 +201,13 @@ def _files(directory: Path) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, .
     # vLLM takes safetensors where the top level has any, and looks at no other weights then.
     weights = [*(preferred or other), *below]
     return (
-        tuple(_stat(directory, path) for path in sorted(weights)),
-        tuple(_stat(directory, path) for path in sorted(model_files)),
+        tuple(_stat(directory, path) for path in sorted(weights, key=_components)),
+        tuple(_stat(directory, path) for path in sorted(model_files, key=_components)),
     )
+
+
+def _components(path: str) -> list[str]:
+    return path.split("/")
 
 
 def is_copied(path: str) -> bool:
@@ -213,34 +217,37 @@ def is_copied(path: str) -> bool:
     return name.endswith(MODEL_SUFFIXES) and not name.endswith(".index.json") and not is_ours
 
 
-def _walk(directory: Path) -> list[Path]:
-    found: list[Path] = []
+def _walk(directory: str) -> list[str]:
+    """Return the paths, relative to the source, of all files that may be the model's."""
+    found: list[str] = []
     # What lies below and may not be read, such as lost+found, vLLM does not read either.
     for root, directories, files in os.walk(directory, onerror=_raise_at(directory)):
         # Hidden: .cache, .git. "original" holds the same weights in another form.
         directories[:] = sorted(
             d for d in directories if not d.startswith((".", "__pycache__")) and d != "original"
         )
-        found += [Path(root, name) for name in files if not name.startswith(".")]
+        prefix = root[len(directory) :].lstrip("/")
+        found += [os.path.join(prefix, name) for name in files if not name.startswith(".")]
         if len(found) > MAX_SOURCE_FILES:
             break
     return found
 
 
-def _raise_at(top: Path) -> Callable[[OSError], None]:
+def _raise_at(top: str) -> Callable[[OSError], None]:
     def on_error(error: OSError) -> None:
-        if error.filename == str(top) or not isinstance(error, PermissionError):
+        if error.filename == top or not isinstance(error, PermissionError):
             raise error
 
     return on_error
 
 
-def _stat(directory: Path, path: Path) -> SourceFile:
-    status = path.stat()
+def _stat(directory: str, relative: str) -> SourceFile:
+    path = os.path.join(directory, relative)
+    status = os.stat(path)
     if not os.access(path, os.R_OK):
-        raise PermissionError(13, "Permission denied", str(path))
+        raise PermissionError(13, "Permission denied", path)
     return SourceFile(
-        path.relative_to(directory).as_posix(),
+        relative,
         status.st_size,
         status.st_mtime_ns,
         status.st_ino,
@@ -249,9 +256,9 @@ def _stat(directory: Path, path: Path) -> SourceFile:
     )
 
 
-def _blob_sha256(path: Path) -> str | None:
+def _blob_sha256(path: str) -> str | None:
     """Return the sha256 that the hub's cache names a large file's blob by."""
-    if not path.is_symlink():
+    if not os.path.islink(path):
         return None
     target = os.path.basename(os.readlink(path))
     return target if re.fullmatch(r"[0-9a-f]{64}", target) else None

@@ -5,7 +5,7 @@ to stop; on the same boot of this host, so that a power loss counts against nobo
 bad flags, or memory that ran out after loading never count against weights.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple

@@ -6,7 +6,7 @@ another version of it may find otherwise; what people said, and boots that died,
 back.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import contextlib
 import time

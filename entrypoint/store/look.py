@@ -1,6 +1,6 @@
 """Looking for a checkpoint that fits: one finding a store."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import time
 from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ class Bounds(NamedTuple):
 
 
 def look(
-    store: CheckpointStore, wanted: Wanted, memory: Memory, bounds: Bounds | None = None
+    store: "CheckpointStore", wanted: Wanted, memory: Memory, bounds: Bounds | None = None
 ) -> Finding:
     """Return the best that `store` has: complete, else rejected, damaged, or the nearest foreign.
 
@@ -96,7 +96,7 @@ def _is_likely(name: str, wanted: Wanted) -> bool:
     return wanted.likely is not None and generation_of(name)[0].endswith("-" + wanted.likely)
 
 
-def _find(store: CheckpointStore, name: str) -> Manifest | Finding:
+def _find(store: "CheckpointStore", name: str) -> Manifest | Finding:
     try:
         return manifest_of(store, name)
     except SchemaError as error:
@@ -110,7 +110,7 @@ def _find(store: CheckpointStore, name: str) -> Manifest | Finding:
         return Unreachable(str(error))
 
 
-def _judge(store: CheckpointStore, manifest: Manifest, wanted: Wanted, memory: Memory) -> Finding:
+def _judge(store: "CheckpointStore", manifest: Manifest, wanted: Wanted, memory: Memory) -> Finding:
     differing = differences(wanted.key, manifest.key)
     if not differing and not wanted.is_same_model(manifest):
         differing = (
@@ -123,7 +123,7 @@ def _judge(store: CheckpointStore, manifest: Manifest, wanted: Wanted, memory: M
     return store.check(manifest, memory)
 
 
-def manifest_of(store: CheckpointStore, name: str) -> Manifest:
+def manifest_of(store: "CheckpointStore", name: str) -> Manifest:
     """Read and check a manifest. Raises: ManifestError; SchemaError; NotFoundError; StoreError."""
     return decode_named(store.read_manifest(name), name, f"{store.locate(name)}/{MANIFEST}")
 
@@ -190,7 +190,7 @@ def _nearer(one: Finding, other: Finding) -> Finding:
     return other if other_rank > one_rank else one
 
 
-def find_by_name(store: CheckpointStore, name: str) -> Manifest:
+def find_by_name(store: "CheckpointStore", name: str) -> Manifest:
     """Return the manifest of a checkpoint by name. Raises: NotFoundError, ManifestError."""
     try:
         return manifest_of(store, name)

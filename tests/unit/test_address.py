@@ -65,6 +65,10 @@ def test_a_vllm_that_could_not_be_asked_has_its_defaults(
     assert address(["m", *words.split()], None) == Address(assumed=True, **expected)
 
 
+def test_no_words_at_all_are_for_vllm_to_judge() -> None:
+    assert address([], None) == Address(assumed=True)
+
+
 def test_relative_paths_are_those_of_the_boot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

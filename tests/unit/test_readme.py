@@ -11,7 +11,7 @@ import click
 import pytest
 
 import entrypoint
-from entrypoint.cli import cli
+from entrypoint.commands import group
 from entrypoint.config import OPTIONS, Option
 from entrypoint.errors import ShardbootError
 from entrypoint.state.rejections import KINDS
@@ -71,7 +71,7 @@ def test_no_setting_is_listed_that_is_gone() -> None:
 
 
 def test_commands_are_listed() -> None:
-    known = set(cli.list_commands(click.Context(cli)))
+    known = set(group.list_commands(click.Context(group)))
     assert set(re.findall(r"`shardboot ([a-z]+)[^`]*`", README)) - {"serve"} <= known
     table = {name for row in rows() for name in re.findall(r"`shardboot ([a-z]+)", row[0])}
     assert table == known

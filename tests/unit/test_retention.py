@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -187,5 +186,5 @@ def test_a_family_is_a_models_name_and_layout(
 ) -> None:
     one, other = manifest(tmp_path), manifest(tmp_path, **changes)
     assert (family_of(one) == family_of(other)) is same
-    renamed = dataclasses.replace(one, source=Source("test/other", None, {}))
+    renamed = one._replace(source=Source("test/other", None, {}))
     assert family_of(one) != family_of(renamed)

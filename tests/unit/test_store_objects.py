@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -276,7 +275,7 @@ def crowded(store: ObjectStore, made: Made, wanted: Manifest, count: int) -> Non
     for number in range(count):
         key = make_key(tp=2, dtype="float16", model=f"{number:064x}")
         other = f"other-tp2-fp16-vllm0.32.0-{number:012x}"
-        data = Published(f"{other}/{NOTHING}", replace(wanted, name=other, key=key).encode())
+        data = Published(f"{other}/{NOTHING}", wanted._replace(name=other, key=key).encode())
         store.asks.put(f"{PUBLISHED}/{other}", data.encode())
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint.cli import serve
+from entrypoint.commands import serve
 
 
 def cut(words: list[str]) -> tuple[dict[str, object], tuple[str, ...]]:

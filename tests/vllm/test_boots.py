@@ -10,7 +10,6 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +153,7 @@ def test_checkpoint_for_other_words_is_foreign(
 def test_checkpoint_of_another_vllm_is_foreign(field: Field, saved: Boot) -> None:
     ours = manifests.decode((field.checkpoint("one") / MANIFEST).read_bytes())
     key = ours.key._replace(vllm="0.31.0+cpu")
-    theirs = replace(ours, key=key, name=checkpoint_name(ours.source.name, key))
+    theirs = ours._replace(key=key, name=checkpoint_name(ours.source.name, key))
     directory = field.store("old") / theirs.name
     shutil.copytree(field.checkpoint("one"), directory)
     (directory / MANIFEST).write_bytes(theirs.encode())

@@ -201,7 +201,7 @@ def flip_bit(checkpoint: Path, manifest: Manifest, module: str) -> Manifest:
         path.write_bytes(data)
         files = [e for e in manifest.files if e is not entry]
         files.append(entry._replace(blake3=digest_file(path)))
-        fitting = replace(manifest, files=tuple(sorted(files, key=lambda e: e.path)))
+        fitting = manifest._replace(files=tuple(sorted(files, key=lambda e: e.path)))
         (checkpoint / MANIFEST).write_bytes(fitting.encode())
         return fitting
     raise AssertionError(module)

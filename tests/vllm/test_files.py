@@ -192,7 +192,7 @@ def test_what_is_not_exactly_the_model_is_foreign(
 def test_another_layout_is_foreign(tmp_path: Path, lab_key: Any) -> None:
     manifest = manifest_of(write(tensors(), tmp_path), tmp_path, lab_key)
     with pytest.raises(KeyMismatchError, match="made for tp 2"):
-        compare(tmp_path, replace(manifest, layout=Layout(tp=2, pp=1)), tensors())
+        compare(tmp_path, manifest._replace(layout=Layout(tp=2, pp=1)), tensors())
 
 
 def test_an_index_that_changed_is_damage(tmp_path: Path, lab_key: Any) -> None:
@@ -211,7 +211,7 @@ def test_a_header_that_contradicts_the_index_is_damage(tmp_path: Path, lab_key: 
     entry = FileEntry(path=INDEX, size=len(data), blake3=digest_bytes(data), role="index")
     files = tuple(entry if e.role == "index" else e for e in manifest.files)
     with pytest.raises(DamagedError, match=r"the index says .* the header"):
-        compare(tmp_path, replace(manifest, files=files), tensors())
+        compare(tmp_path, manifest._replace(files=files), tensors())
 
 
 def test_a_missing_part_is_damage(tmp_path: Path, lab_key: Any) -> None:
