@@ -6,6 +6,7 @@ python tests/store_driver.py ACT ROOT SHARED     ACT: save, copy, push, commit o
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -68,9 +69,19 @@ ACTS: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-def tell_phases(descriptor: int) -> None:
-    """Write a line to `descriptor` whenever a phase begins, in this process only."""
-    published = False
+def tell_phases(descriptor: int, stop_at: str) -> None:
+    """Write a line to `descriptor` whenever a phase begins, in this process only.
+
+    At the first beginning of `stop_at` it stops, until SIGCONT.
+    """
+    published = stopped = False
+
+    def tell(phase: str) -> None:
+        nonlocal stopped
+        os.write(descriptor, f"{phase}\n".encode())
+        if phase == stop_at and not stopped:
+            stopped = True
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def wrap(phase: str, name: str, module: ModuleType = publish) -> None:
         function: Callable[..., Any] = getattr(module, name)
@@ -79,14 +90,14 @@ def tell_phases(descriptor: int) -> None:
             nonlocal published
             # After the rename one call is left, on the root; earlier ones are inside other phases.
             if phase != "published" or published:
-                os.write(descriptor, f"{phase}\n".encode())
+                tell(phase)
             result = function(*arguments)
             published = published or phase == "rename"
             return result
 
         setattr(module, name, call)
 
-    os.write(descriptor, b"build\n")
+    tell("build")
     wrap("check", "check")
     wrap("durable", "make_durable")
     wrap("manifest", "_write")

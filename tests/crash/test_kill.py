@@ -22,34 +22,33 @@ from entrypoint.store import pins
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.sweep import sweep
 
-KILLS = 40
-"""For each act; half at a random moment, half shortly after the start of a random phase."""
+KILLS = 48
+"""For each act; half right where a phase begins, from nothing; half at a random moment later."""
 
 
-def run_and_kill(act: str, root: Path, shared: Path, chance: random.Random, typical: float) -> str:
-    """Fork, act, kill; return the phase the kill came in, or "done"."""
+def run_and_kill(act: str, root: Path, shared: Path, phase: str, delay: float) -> str:
+    """Fork, act, and kill `delay` seconds after `phase` began.
+
+    Return the phase that the kill came in, or "done" when it came too late.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        store_driver.tell_phases(writing)
+        store_driver.tell_phases(writing, stop_at=phase)
         ACTS[act](root, shared)
         os.write(writing, b"done\n")
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb", buffering=0) as phases:
-        seen = [phases.readline()]
-        if chance.random() < 0.5:
-            time.sleep(chance.uniform(0, typical))
-        else:
-            wanted = f"{chance.choice(PHASES)}\n".encode()
-            while seen[-1] not in (wanted, b"done\n", b""):
-                seen.append(phases.readline())
-            time.sleep(chance.uniform(0, 0.002))
+    _, status = os.waitpid(child, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        if delay:
+            os.kill(child, signal.SIGCONT)
+            time.sleep(delay)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        seen += phases.readlines()
-    return seen[-1].decode().strip()
+    with os.fdopen(reading, "rb") as phases:
+        return phases.read().decode().split()[-1]
 
 
 @pytest.fixture
@@ -71,12 +70,16 @@ def test_a_kill_at_any_moment_leaves_it_absent_or_complete(
     ACTS[act](root, shared)
     typical = time.monotonic() - started
     landed: Counter[str] = Counter()
-    for _ in range(KILLS):
-        # From nothing in half the runs, else on what a killed one left behind.
-        if chance.random() < 0.5:
+    for number in range(KILLS):
+        phase, exactly = PHASES[number // 2 % len(PHASES)], number % 2 == 0
+        # Else on what a killed one left behind.
+        if exactly:
             shutil.rmtree(root)
             root.mkdir()
-        landed[run_and_kill(act, root, shared, chance, typical)] += 1
+        delay = 0.0 if exactly else chance.uniform(0, typical)
+        found = run_and_kill(act, root, shared, phase, delay)
+        assert found == phase or not exactly
+        landed[found] += 1
         for name in store.names():
             deep_verify(store, name)
         ACTS[act](root, shared)
@@ -86,9 +89,6 @@ def test_a_kill_at_any_moment_leaves_it_absent_or_complete(
     assert left_over(store) == []
     with capsys.disabled():
         print(f"\n{act}: seed {seed}, {KILLS} kills: {dict(landed)}")
-    inside = KILLS - landed["done"]
-    assert inside > KILLS // 2, landed
-    assert len(landed.keys() - {"done"}) >= 3, landed
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
