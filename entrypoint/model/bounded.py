@@ -17,7 +17,7 @@ def within(seconds: float, look: Callable[[], Json]) -> Json:
     """Return what `look` returns in a forked child, or None when it takes longer, or dies.
 
     A child that hangs in the kernel is left behind: nobody can end or reap it before its mount
-    answers. `look` must not return None.
+    answers. It keeps nothing of ours open. `look` must not return None, nor need a descriptor.
     """
     reader, writer = os.pipe()
     pid = os.fork()
@@ -40,11 +40,21 @@ def within(seconds: float, look: Callable[[], Json]) -> Json:
 def _report(writer: int, look: Callable[[], Json]) -> NoReturn:
     """In the child: send what was found and end, without anything of the parent's exit."""
     try:
+        _close_all_but(writer)
         data = json.dumps(look()).encode()
         while data:
             data = data[os.write(writer, data) :]
     finally:
         os._exit(0)
+
+
+def _close_all_but(writer: int) -> None:
+    # A lock that the child shares is held until both have closed it, and a child may hang for ever.
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        if descriptor > 2 and descriptor != writer:
+            # Of one: unlike `os.close` it takes what is closed already, as the listing's own.
+            os.closerange(descriptor, descriptor + 1)
 
 
 def _gather(descriptor: int, deadline: float) -> bytes | None:

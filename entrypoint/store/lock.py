@@ -44,7 +44,12 @@ def exclusive(
                 # For people only: a full disk must not cost the lock.
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                # Closing alone would leave it to whoever was forked meanwhile, and hangs.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 

@@ -55,6 +55,57 @@ def test_the_lock_of_a_killed_holder_is_free(tmp_path: Path) -> None:
         assert (tmp_path / "lock").read_text() == str(os.getpid())
 
 
+LOOKER = """
+import os, sys
+from pathlib import Path
+from entrypoint.model.bounded import within
+from entrypoint.store.lock import exclusive
+
+def hang():
+    print("looking", flush=True)
+    sys.stdin.read()
+    print("done", flush=True)
+    return True
+
+with exclusive(Path(sys.argv[1]), 0):
+    within(60, hang)
+"""
+
+
+def test_the_lock_of_a_killed_holder_is_free_although_its_look_hangs(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOKER, tmp_path / "lock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "looking\n"
+        child.kill()
+        child.wait()
+        with exclusive(tmp_path / "lock", 0):
+            pass
+        child.stdin.close()
+        # Only now has the look's process come to its end.
+        assert child.stdout.read() == "done\n"
+
+
+def test_the_lock_is_free_behind_the_block_although_a_descriptor_of_it_lives_on(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "lock"
+    with exclusive(path, 0):
+        fds = Path("/proc/self/fd")
+        (held,) = [int(fd.name) for fd in fds.iterdir() if os.path.realpath(fd) == str(path)]
+        kept = os.dup(held)
+    try:
+        with exclusive(path, 0):
+            pass
+    finally:
+        os.close(kept)
+
+
 def test_a_waiter_gets_it_when_the_holder_ends(tmp_path: Path) -> None:
     with holder(tmp_path / "lock", 0.5), exclusive(tmp_path / "lock", 30):
         pass
