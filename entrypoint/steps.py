@@ -16,6 +16,7 @@ from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import (
     ConfigError,
     NotFoundError,
+    OwnershipError,
     ProofError,
     ShardbootError,
     StagingError,
@@ -240,7 +241,7 @@ class _Progress:
 def prove_here(boot: Boot, assessment: Assessment) -> Manifest:
     """Prove the local checkpoint that fits, and remember it by its manifest.
 
-    Raises: ProofError, after the checkpoint has been rejected; NotFoundError.
+    Raises: ProofError, after the checkpoint has been rejected; NotFoundError; OwnershipError.
     """
     from entrypoint import prover  # noqa: PLC0415 - a hit does not need it
 
@@ -269,11 +270,16 @@ def prove_here(boot: Boot, assessment: Assessment) -> Manifest:
             if error.reason == ProofError.reason:
                 Rejections(settings.state_dir).add(manifest.content, "unproven", str(error))
             raise
-    Proofs(settings.state_dir).add(manifest.content, proof)
     rejections = Rejections(settings.state_dir)
     earlier = rejections.find(manifest.content)
-    if earlier is not None and earlier.kind == "unproven":
-        rejections.remove(manifest.content)
+    try:
+        Proofs(settings.state_dir).add(manifest.content, proof)
+        if earlier is not None and earlier.kind == "unproven":
+            rejections.remove(manifest.content)
+    except OSError as error:
+        msg = f"{settings.state_dir}: the proof cannot be kept there: {error.strerror}"
+        hint = "run as the service user, or name another --state-dir"
+        raise OwnershipError(msg, hint=hint) from None
     return manifest
 
 
