@@ -14,7 +14,7 @@ from entrypoint.checkpoint.layout import model_in_name
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.config import Settings
 from entrypoint.engine.executable import Executable, find
-from entrypoint.engine.resolution import Rejected, Resolution, resolve, untried
+from entrypoint.engine.resolution import Resolution, WordsRefused, resolve, untried
 from entrypoint.log import Log
 from entrypoint.model.bounded import within
 from entrypoint.model.source import SourceView, StandIn
@@ -121,7 +121,7 @@ def assess_again(boot: Boot) -> Assessment:
 
     source = SourceView(boot.environ, memory, boot.log, find_stand_in)
     resolved = resolve(engine, boot.words, boot.environ, memory, source.identify, source.borrow)
-    if isinstance(resolved, Rejected):
+    if isinstance(resolved, WordsRefused):
         text = f"vLLM does not take these words: {resolved.message}"
         wish = Obstacle("engine.rejected", text, exit_code=2, is_wish=True)
         situation = Situation(local=Absent(), shared=Absent(), no_checkpoint=wish)

@@ -46,7 +46,6 @@ class Resolution(NamedTuple):
     gives_served_name: bool
     unverified: str
     nnodes: int
-    node_rank: int
     load_format: str
     has_extra_config: bool
     draft: str
@@ -66,7 +65,7 @@ class Resolution(NamedTuple):
         return ", ".join(kinds).replace("_", " ")
 
 
-class Rejected(NamedTuple):
+class WordsRefused(NamedTuple):
     """vLLM does not take these words: it shall say so itself."""
 
     message: str
@@ -100,7 +99,7 @@ def resolve(
     memory: Memory,
     identify: Callable[[str, str | None], Identity | None],
     borrow: Callable[[str, str | None], AbstractContextManager[str | None]] = nothing_to_borrow,
-) -> Resolution | Rejected:
+) -> Resolution | WordsRefused:
     """Return how this vLLM reads `words` (all after `vllm serve`), from memory where possible.
 
     `identify(model word, revision)` looks at the source; None means that it hangs, and then the
@@ -121,7 +120,7 @@ def resolve(
             if directory is not None:
                 answer = _ask(engine, words, environ, directory)
     if answer["status"] != "ok":
-        return Rejected(str(answer.get("message", "")))
+        return WordsRefused(str(answer.get("message", "")))
     about = cast("dict[str, Json]", answer["engine"])
     memory.remember("engines", engine_question, about)
     _shrink_positions(answer, words, about)
@@ -259,7 +258,6 @@ def _read(
         gives_served_name=bool(recipe["served_name"]),
         unverified="" if recipe["verified"] else str(recipe.get("why", "")) or "unknown",
         nnodes=layout["nnodes"],
-        node_rank=layout["node_rank"],
         load_format=str(load["format"]),
         has_extra_config=bool(load["extra_config"]),
         draft=str(kind["draft"]),

@@ -43,7 +43,7 @@ from entrypoint.engine import resolution
 from entrypoint.engine.address import address
 from entrypoint.engine.executable import find
 from entrypoint.engine.question import question
-from entrypoint.engine.resolution import RESOLVE_PROGRAM, Rejected, Resolution
+from entrypoint.engine.resolution import RESOLVE_PROGRAM, Resolution, WordsRefused
 from entrypoint.engine.words import kept_positions
 from entrypoint.model.identity import Identity
 from entrypoint.state.memory import Memory
@@ -268,7 +268,7 @@ def test_a_boot_asks_once_remembers_and_keeps_no_word(
     words = room.words(case(f"{PLAIN} --api-key {SECRET} --host secret.example")[0])
     source = Identity({"config.json": "0" * 64}, {})
 
-    def ask(words: Sequence[str]) -> Resolution | Rejected:
+    def ask(words: Sequence[str]) -> Resolution | WordsRefused:
         return resolution.resolve(engine, words, environ, memory, lambda *_: source)
 
     first = ask(words)
@@ -296,7 +296,7 @@ def test_a_drafts_config_is_made_of_the_users_words_and_kept_nowhere(
     draft = {"model": room.places["draft"], "num_speculative_tokens": 2}
     words = room.words(case(f"{PLAIN} --speculative-config '{DRAFT}'")[0])
 
-    def ask(words: Sequence[str]) -> Resolution | Rejected:
+    def ask(words: Sequence[str]) -> Resolution | WordsRefused:
         source = Identity({"config.json": "0" * 64}, {})
         return resolution.resolve(engine, words, environ, memory, lambda *_: source)
 
