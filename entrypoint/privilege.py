@@ -10,7 +10,7 @@ import errno
 import grp
 import os
 import pwd
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -168,8 +168,3 @@ def adapt(environ: MutableMapping[str, str], user: User) -> None:
 def is_root() -> bool:
     """Whether this process has root's uid."""
     return os.geteuid() == 0
-
-
-def identity_of_process(environ: Mapping[str, str]) -> str:
-    """Return `uid:gid` and the HOME that children will see, for one log line."""
-    return f"uid {os.geteuid()}, gid {os.getegid()}, HOME {environ.get('HOME', 'unset')}"
