@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 from entrypoint.checkpoint.layout import generation_of, with_generation
 from entrypoint.checkpoint.manifest import FileEntry, Manifest, check_path
 from entrypoint.errors import (
+    Interrupted,
     ManifestError,
     NotFoundError,
     ShardbootError,
@@ -44,7 +45,11 @@ _LOOKS = 4
 
 
 class Upload:
-    """One checkpoint being pushed. Leaving the `with` block uncommitted deletes its files."""
+    """One checkpoint being pushed. Leaving the `with` block uncommitted deletes its files.
+
+    A signal does not: whoever sent it waits seconds, a store that is slow to delete needs minutes.
+    `gc --shared` takes them later.
+    """
 
     def __init__(self, store: ObjectStore, name: str) -> None:
         self.store = store
@@ -60,7 +65,7 @@ class Upload:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._may_be_named:
+        if not self._may_be_named and not isinstance(error, Interrupted):
             # What cannot be deleted now is left to a sweep.
             with contextlib.suppress(ShardbootError):
                 delete(self.store, self.files)

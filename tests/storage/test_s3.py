@@ -145,7 +145,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_pusher_that_is_stopped_ends_soon_and_takes_its_files_back(
+def test_a_pusher_that_is_stopped_ends_soon_and_leaves_its_files_to_gc(
     s3: S3, between: Proxy, made: Made, manifest: Manifest, tmp_path: Path
 ) -> None:
     store = store_at(s3, tmp_path)
@@ -165,4 +165,5 @@ def test_a_pusher_that_is_stopped_ends_soon_and_takes_its_files_back(
     assert child.wait() == 128 + signal.SIGTERM
     assert time.monotonic() - started < 3
     assert store.names() == []
+    sweep(store, -1)
     assert unnamed(store) == []

@@ -14,11 +14,11 @@ import pytest
 from checkpoints import make_key
 from obstore.exceptions import AlreadyExistsError, GenericError
 from obstore.store import LocalStore, MemoryStore
-from store_contract import Made, ObjectContract, push, read_back, unnamed
+from store_contract import Made, ObjectContract, copy, push, read_back, unnamed
 
 from entrypoint.checkpoint.finding import Complete, Foreign, Unreachable
 from entrypoint.checkpoint.manifest import Manifest
-from entrypoint.errors import ManifestError, StagingError, StoreError
+from entrypoint.errors import Interrupted, ManifestError, StagingError, StoreError
 from entrypoint.state.memory import Memory
 from entrypoint.store import objects, published, upload
 from entrypoint.store.bucket import ASKING, Patience
@@ -231,6 +231,25 @@ def test_files_stay_when_nobody_knows_whether_the_last_put_worked(
     assert over(asked).names() == []
     asked.memory.put(*late[0])
     assert read_back(over(asked), manifest.name) == manifest
+
+
+def test_a_push_that_a_signal_ends_asks_the_store_for_nothing_more(
+    asked: Asked, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, manifest = over(asked), made.checkpoint()
+
+    def ask(*_: object, **__: object) -> Any:
+        pytest.fail("somebody waits for the end, and the store may not answer")
+
+    with pytest.raises(Interrupted), store.stage(manifest.name) as staged:
+        copy(made, manifest, manifest.files, staged)
+        monkeypatch.setattr(asked, "list", ask, raising=False)
+        monkeypatch.setattr(asked, "delete", ask, raising=False)
+        raise Interrupted(15)
+    monkeypatch.undo()
+    (left,) = sweep(over(asked), -1)
+    assert left.startswith(f"{manifest.name}/shardboot-")
+    assert unnamed(over(asked)) == []
 
 
 def test_a_published_name_that_cannot_be_read_keeps_it(store: ObjectStore, made: Made) -> None:
