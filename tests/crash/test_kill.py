@@ -34,11 +34,13 @@ def run_and_kill(act: str, root: Path, shared: Path, phase: str, delay: float) -
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(reading)
-        store_driver.tell_phases(writing, stop_at=phase)
-        ACTS[act](root, shared)
-        os.write(writing, b"done\n")
-        os._exit(0)
+        try:
+            os.close(reading)
+            store_driver.tell_phases(writing, stop_at=phase)
+            ACTS[act](root, shared)
+            os.write(writing, b"done\n")
+        finally:
+            os._exit(0)
     os.close(writing)
     _, status = os.waitpid(child, os.WUNTRACED)
     if os.WIFSTOPPED(status):
@@ -72,8 +74,8 @@ def test_a_kill_at_any_moment_leaves_it_absent_or_complete(
     landed: Counter[str] = Counter()
     for number in range(KILLS):
         phase, exactly = PHASES[number // 2 % len(PHASES)], number % 2 == 0
-        # Else on what a killed one left behind.
-        if exactly:
+        # Else, every other time, on what is there already.
+        if exactly or chance.random() < 0.5:
             shutil.rmtree(root)
             root.mkdir()
         delay = 0.0 if exactly else chance.uniform(0, typical)
