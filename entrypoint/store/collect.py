@@ -31,13 +31,15 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 class Collection(NamedTuple):
     """What a run did, or would do: a verdict on each checkpoint, newest first.
 
-    `swept` is staging that nobody builds in any more; `trash`, what waits to be deleted: busy,
-    as with a file that a reader on NFS holds open, until a later run.
+    `swept` is staging that nobody builds in any more, and `denied` such that could not be taken
+    away, each with its reason; `trash`, what waits to be deleted: busy, as with a file that a
+    reader on NFS holds open, until a later run.
     """
 
     verdicts: tuple[Verdict, ...]
     swept: tuple[str, ...]
     trash: tuple[str, ...]
+    denied: tuple[tuple[str, str], ...] = ()
 
 
 def collect(store: DirectoryStore, state: Path, rules: Rules, *, dry_run: bool) -> Collection:
@@ -48,15 +50,19 @@ def collect(store: DirectoryStore, state: Path, rules: Rules, *, dry_run: bool) 
     candidates = survey(store, state)
     verdicts = judge(candidates, rules, time.time())
     swept = sweep.abandoned(store.root, rules.grace)
+    stayed: dict[Path, OSError] = {}
     if not dry_run:
         verdicts = [
             _take(store, state, candidate, verdict) if verdict.is_collected else verdict
             for candidate, verdict in zip(candidates, verdicts, strict=True)
         ]
-        sweep.sweep(store.root, rules.grace, store.dir_mode)
-    trash = sweep.in_trash(store.root)
+        stayed = sweep.discard(store.root, swept, store.dir_mode)
+        sweep.empty_trash(store.root)
     return Collection(
-        tuple(verdicts), tuple(path.name for path in swept), tuple(path.name for path in trash)
+        tuple(verdicts),
+        swept=tuple(path.name for path in swept if path not in stayed),
+        trash=tuple(path.name for path in sweep.in_trash(store.root)),
+        denied=tuple((path.name, f"{path}: {error.strerror}") for path, error in stayed.items()),
     )
 
 
@@ -75,9 +81,11 @@ def make_room(
     """
     if space.shortage(store.root, needed, limits) is None:
         return
-    for left in sweep.orphaned(store.root):
-        say(f"{left.name}: what a builder who died has left")
-        sweep.discard(store.root, [left], store.dir_mode)
+    orphaned = sweep.orphaned(store.root)
+    stayed = sweep.discard(store.root, orphaned, store.dir_mode)
+    for left in orphaned:
+        if left not in stayed:
+            say(f"{left.name}: what a builder who died has left")
     sweep.empty_trash(store.root)
     short = space.shortage(store.root, needed, limits)
     if short is None:

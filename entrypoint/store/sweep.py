@@ -6,7 +6,6 @@ that its lock does not show could still commit half of it.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import time
@@ -29,11 +28,18 @@ def sweep(root: Path, grace_seconds: float, dir_mode: int = DIR_MODE) -> list[st
     return empty_trash(root)
 
 
-def discard(root: Path, staged: Iterable[Path], dir_mode: int) -> None:
-    """Move staging into the trash; what cannot be moved stays where it is."""
+def discard(root: Path, staged: Iterable[Path], dir_mode: int) -> dict[Path, OSError]:
+    """Move staging into the trash; return what cannot be moved and stays where it is, and why."""
+    stayed: dict[Path, OSError] = {}
     for path in staged:
-        with contextlib.suppress(OSError):
+        try:
             publish.discard(root, path, path.name, dir_mode)
+        except FileNotFoundError:
+            # Another sweep was faster.
+            continue
+        except OSError as error:
+            stayed[path] = error
+    return stayed
 
 
 def empty_trash(root: Path) -> list[str]:

@@ -290,6 +290,30 @@ def test_what_cannot_be_moved_is_said_and_stays(
     deep_verify(store, "of-0.30")
 
 
+def test_staging_that_cannot_be_moved_is_not_said_to_be_gone(
+    store: DirectoryStore, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    then = time.time() - DAY
+    for name in ("one", "other"):
+        with store.stage(name) as staged:
+            staged.disown()
+        os.utime(staged.path, (then, then))
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.name.startswith("one."):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    done = run(store, state)
+    (stays,) = left_over(store)
+    assert stays.startswith("one.")
+    assert done.denied == ((stays, f"{store.root}/.staging/{stays}: Permission denied"),)
+    (swept,) = done.swept
+    assert swept.startswith("other.")
+
+
 def test_two_collectors_at_once_are_no_error(
     store: DirectoryStore, state: Path, releases: list[Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
