@@ -10,9 +10,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from entrypoint.config import SWITCH
-from entrypoint.errors import Interrupted, RefusedError, ShardbootError, exit_code_of
-from entrypoint.start import is_off, new_boot
+from entrypoint.errors import Interrupted, RefusedError, ShardbootError, exit_code_of, one_line
+from entrypoint.start import is_off, new_boot, read_vllm_and_user
 
 if TYPE_CHECKING:
     from entrypoint.assess import Boot
@@ -41,7 +40,7 @@ def main() -> NoReturn:
 def _say(text: str) -> None:
     # A closed stderr must not change the exit status.
     with suppress(OSError):
-        os.write(2, f"shardboot: {text}\n".encode(errors="replace"))
+        os.write(2, f"shardboot: {one_line(text)}\n".encode(errors="replace"))
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -61,8 +60,8 @@ def serve(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
     from entrypoint.engine.executable import locate  # noqa: PLC0415
 
     if is_off(os.environ):
-        vllm = flags.get("vllm") or os.environ.get(f"{SWITCH}_VLLM") or "vllm"
-        boot.become_user(flags.get("user") or os.environ.get(f"{SWITCH}_USER"), os.environ)
+        vllm, user = read_vllm_and_user(flags, os.environ)
+        boot.become_user(user, os.environ)
         launch.become(locate(vllm, os.environ), ["serve", *words], os.environ)
     this = new_boot(flags, words, os.environ, reports=True)
     try:

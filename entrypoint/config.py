@@ -232,7 +232,7 @@ OPTIONS: tuple[Option, ...] = (
         "log_format",
         "auto",
         _one_of("auto", "text", "json"),
-        "lines for people (auto on a terminal) or JSON lines",
+        "lines for people (auto, text) or JSON lines",
         "auto|text|json",
     ),
 )
@@ -276,6 +276,18 @@ def resolve(
         if flag is not None:
             words[name] = (flag, _BY_NAME[name].flag)
     return _settings(words)
+
+
+def word_of(
+    name: str,
+    flags: Mapping[str, str | None],
+    environ: Mapping[str, str],
+    document: Mapping[str, object],
+) -> str:
+    """Return what one setting was given as, unchecked; its default where it is given nothing."""
+    option = _BY_NAME[name]
+    given = (flags.get(name), environ.get(option.variable), document.get(name))
+    return next((str(word) for word in given if word is not None), "") or option.default
 
 
 def _settings(words: Mapping[str, tuple[str, str]]) -> Settings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -17,7 +17,7 @@ from entrypoint.errors import (
     ManifestError,
     NotFoundError,
     OwnershipError,
-    ShardbootError,
+    StoreError,
 )
 from entrypoint.log import human_bytes
 from entrypoint.options import emit, with_format, with_settings
@@ -32,8 +32,11 @@ from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import find_by_name, remember_look
 from entrypoint.store.survey import uses_here, who_uses
 
+if TYPE_CHECKING:
+    from entrypoint.store.objects import ObjectStore
 
-def store_of(settings: Settings, *, shared: bool) -> CheckpointStore:
+
+def store_of(settings: Settings, *, shared: bool) -> DirectoryStore | ObjectStore:
     """Return the store that a command looks after. Raises: ConfigError."""
     modes = {"dir_mode": settings.dir_mode, "file_mode": settings.file_mode}
     if not shared:
@@ -78,7 +81,7 @@ def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> 
     for name in store.names():
         try:
             manifest = find_by_name(store, name)
-        except (ManifestError, NotFoundError) as error:
+        except (ManifestError, NotFoundError, StoreError) as error:
             rows.append({"name": name, "error": str(error)})
             lines.append(f"{name}  unreadable: {error}")
             continue
@@ -97,7 +100,7 @@ def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> 
         )
         marks = ("  pinned" if name in pinned else "") + ("  running" if running else "")
         lines.append(f"{name}  {human_bytes(manifest.size)}  {manifest.created_at}{marks}")
-    emit(output, rows, "\n".join(lines) or f"{store.where}: no checkpoints")
+    emit(output, rows, *(lines or [f"{store.where}: no checkpoints"]))
 
 
 @click.command()
@@ -109,10 +112,10 @@ def show(ctx: click.Context, /, name: str, output: str, in_shared: bool, **flags
     store = store_of(settings_as_user(flags, ctx.obj["environ"]), shared=in_shared)
     manifest = find_by_name(store, name)
     document = manifest.to_json() | {"blake3": manifest.digest, "path": store.locate(name)}
-    lines = [f"{manifest.name}", f"  source  {manifest.source.name}"]
+    lines = [manifest.name, f"  source  {manifest.source.name}"]
     lines += [f"  {field:<20}{value}" for field, value in manifest.key.to_json().items() if value]
     lines += [f"  {human_bytes(entry.size):>10}  {entry.path}" for entry in manifest.files]
-    emit(output, document, "\n".join(lines))
+    emit(output, document, *lines)
 
 
 @click.command()
@@ -129,33 +132,49 @@ def verify(
     in_shared: bool,
     **flags: Any,
 ) -> None:
-    """Check one checkpoint, or all, against their manifests. Exit 21 if any is damaged."""
+    """Check one checkpoint, or all, against their manifests.
+
+    Exit 21 if any is damaged; else 30 if any could not be looked at.
+    """
     settings = settings_as_user(flags, ctx.obj["environ"])
     store = store_of(settings, shared=in_shared)
-    results = {
-        each: _verify_one(store, each, deep=deep, memory=Memory(settings.state_dir))
-        for each in ([name] if name else store.names())
-    }
-    value: Json = [{"name": n, "discrepancies": list(wrong)} for n, wrong in results.items()]
-    text = "\n".join(f"{n}: {wrong[0] if wrong else 'complete'}" for n, wrong in results.items())
-    emit(output, value, text or f"{store.where}: no checkpoints")
-    damaged = [n for n, wrong in results.items() if wrong]
+    memory = Memory(settings.state_dir)
+    rows: list[Json] = []
+    lines: list[str] = []
+    damaged: list[str] = []
+    unseen: list[StoreError] = []
+    for each in [name] if name else store.names():
+        try:
+            wrong = _verify_one(store, each, deep=deep, memory=memory)
+        except StoreError as error:
+            unseen.append(error)
+            rows.append({"name": each, "error": str(error)})
+            lines.append(f"{each}: not looked at: {error}")
+            continue
+        damaged += [each] if wrong else []
+        rows.append({"name": each, "discrepancies": list(wrong)})
+        lines.append(f"{each}: {wrong[0] if wrong else 'complete'}")
+    emit(output, rows, *(lines or [f"{store.where}: no checkpoints"]))
     if damaged:
         msg = f"{store.where}: damaged: {', '.join(damaged)}"
         raise DamagedError(msg, hint="boot copies or saves it again under the next generation")
+    if unseen:
+        raise unseen[0]
 
 
 def _verify_one(
     store: CheckpointStore, name: str, *, deep: bool, memory: Memory
 ) -> tuple[str, ...]:
+    """Return what is wrong with a checkpoint. Raises: StoreError, NotFoundError."""
     try:
         manifest = find_by_name(store, name)
-    except NotFoundError:
-        raise
-    except ShardbootError as error:
+    except ManifestError as error:
         return (str(error),)
     if deep and isinstance(store, DirectoryStore):
-        wrong = verify_deep(store.path(name), manifest, manifest.layout.ranks)
+        try:
+            wrong = verify_deep(store.path(name), manifest, manifest.layout.ranks)
+        except OSError as error:
+            raise StoreError(str(error)) from error
         remember_look(store.path(name), manifest, wrong, memory)
         return wrong
     finding = store.check(manifest, memory)
@@ -167,7 +186,7 @@ def _verify_one(
         case Damaged(discrepancies=wrong):
             return wrong
         case Unreachable(error=text):
-            return (text,)
+            raise StoreError(text)
         case _:
             return ()
 
@@ -185,8 +204,7 @@ def reject(
     store = store_of(settings, shared=in_shared)
     manifest = find_by_name(store, name)
     if not Rejections(settings.state_dir).add(manifest.content, "operator", reason):
-        msg = f"{settings.state_dir}: the rejection cannot be kept there"
-        raise OwnershipError(msg, hint="run as the service user, or name another --state-dir")
+        raise _unwritable(settings, "the rejection cannot be kept there")
     emit(output, {"name": name, "rejected": True}, f"{name}: rejected: {reason}")
 
 
@@ -199,12 +217,22 @@ def unreject(ctx: click.Context, /, name: str, output: str, in_shared: bool, **f
     settings = settings_as_user(flags, ctx.obj["environ"])
     store = store_of(settings, shared=in_shared)
     manifest = find_by_name(store, name)
-    rejections = Rejections(settings.state_dir)
-    found = [rejections.remove(digest) for digest in (manifest.content, manifest.key.digest)]
     # Boots that failed before must not count again.
-    Ledger(settings.state_dir).append({"event": "unrejected", "manifest": manifest.digest})
+    entry: dict[str, Json] = {"event": "unrejected", "manifest": manifest.digest}
+    if not Ledger(settings.state_dir).append(entry):
+        raise _unwritable(settings, "that it may be served again cannot be kept there")
+    rejections = Rejections(settings.state_dir)
+    try:
+        found = [rejections.remove(digest) for digest in (manifest.content, manifest.key.digest)]
+    except OSError as error:
+        raise _unwritable(settings, f"the rejection stays: {error.strerror}") from None
     text = "may be served again" if any(found) else "was not rejected"
     emit(output, {"name": name, "rejected": False}, f"{name}: {text}")
+
+
+def _unwritable(settings: Settings, what: str) -> OwnershipError:
+    msg = f"{settings.state_dir}: {what}"
+    return OwnershipError(msg, hint="run as the service user, or name another --state-dir")
 
 
 COMMANDS: Final[dict[str, click.Command]] = {

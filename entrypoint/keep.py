@@ -16,8 +16,8 @@ from entrypoint.options import emit, with_settings
 from entrypoint.start import settings_as_user
 from entrypoint.store import leftovers, pins
 from entrypoint.store.collect import Collection, collect
+from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import find_by_name
-from entrypoint.store.objects import ObjectStore
 from entrypoint.store.retention import Rules
 
 with_graces = functools.partial(with_settings, only=("grace", "shared_grace"))
@@ -36,13 +36,13 @@ def gc(ctx: click.Context, /, dry_run: bool, output: str, in_shared: bool, **fla
     settings = settings_as_user(flags, ctx.obj["environ"])
     store = store_of(settings, shared=in_shared)
     rules = rules_for(settings, shared=in_shared)
-    if isinstance(store, ObjectStore):
+    if isinstance(store, DirectoryStore):
+        done = collect(store, settings.state_dir, rules, dry_run=dry_run)
+    else:
         sweep = leftovers.leftovers if dry_run else leftovers.sweep
         done = Collection((), tuple(sweep(store, rules.grace)), ())
-    else:
-        directory = directory_of(settings, shared=in_shared)
-        done = collect(directory, settings.state_dir, rules, dry_run=dry_run)
-    emit(output, _as_json(done, dry_run=dry_run), _as_text(done, store.where, dry_run=dry_run))
+    lines = _lines(done, dry_run=dry_run) or [f"{store.where}: nothing to collect"]
+    emit(output, _as_json(done, dry_run=dry_run), *lines)
     denied = [verdict for verdict in done.verdicts if verdict.reason == "denied"]
     if denied:
         msg = f"{denied[0].text}; {len(denied)} to collect, but this user may not"
@@ -76,7 +76,7 @@ def _as_json(done: Collection, *, dry_run: bool) -> Json:
     }
 
 
-def _as_text(done: Collection, where: str, *, dry_run: bool) -> str:
+def _lines(done: Collection, *, dry_run: bool) -> list[str]:
     gone = "would go" if dry_run else "gone"
     lines = [
         f"{gone if v.is_collected else 'kept'}  {v.name}  {human_bytes(v.size)}  "
@@ -85,8 +85,7 @@ def _as_text(done: Collection, where: str, *, dry_run: bool) -> str:
     ]
     lines += [f"{gone}  {name}  staging that nobody builds in any more" for name in done.swept]
     left = "would go" if dry_run else "busy; the next gc tries again"
-    lines += [f"trash  {name}  {left}" for name in done.trash]
-    return "\n".join(lines) or f"{where}: nothing to collect"
+    return lines + [f"trash  {name}  {left}" for name in done.trash]
 
 
 @click.command()

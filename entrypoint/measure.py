@@ -126,7 +126,7 @@ def probe(
     order = Order(int(size), seconds, workers, settings.reserve_bytes)
     findings = _measured(place, also, order)
     verdict = judge(findings)
-    emit(output, findings.to_json() | verdict.to_json(), as_text(findings, verdict))
+    emit(output, findings.to_json() | verdict.to_json(), *as_text(findings, verdict).splitlines())
     if picture is not None:
         _draw(picture, findings, verdict)
     if findings.hung:

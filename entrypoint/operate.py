@@ -22,9 +22,7 @@ from entrypoint.checkpoint.finding import (
     word_of,
 )
 from entrypoint.checkpoint.manifest import Manifest
-from entrypoint.errors import (
-    RefusedError,
-)
+from entrypoint.errors import RefusedError
 from entrypoint.options import WordsCommand, emit, with_format, with_settings
 from entrypoint.plan import Action, decide, in_words, step
 from entrypoint.start import new_boot
@@ -42,7 +40,7 @@ def plan(ctx: click.Context, /, output: str, **flags: Any) -> None:
     if action.kind == "reuse" and (found := given_up(this, action)) is not None:
         assessment = doubted(this, assessment, found)
         action = decide(assessment.situation, this.policy)
-    emit(output, plan_json(assessment, action), plan_text(assessment, action))
+    emit(output, plan_json(assessment, action), *plan_lines(assessment, action))
 
 
 def plan_json(assessment: Assessment, action: Action) -> Json:
@@ -87,7 +85,7 @@ def finding_json(finding: Finding) -> dict[str, Json]:
     return {"finding": word_of(finding), **rest}
 
 
-def plan_text(assessment: Assessment, action: Action) -> str:
+def plan_lines(assessment: Assessment, action: Action) -> list[str]:
     """Return the plan as a small table."""
     situation = assessment.situation
     key = assessment.key
@@ -98,7 +96,7 @@ def plan_text(assessment: Assessment, action: Action) -> str:
         ("shared", in_words("shared", situation.shared)),
         ("key", key.digest[:12] if key and key.model else "not known yet"),
     ]
-    return "\n".join(f"{name:<8}{value}" for name, value in rows)
+    return [f"{name:<8}{value}" for name, value in rows]
 
 
 @click.command(cls=WordsCommand)

@@ -10,6 +10,7 @@ import click
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.config import OPTIONS
+from entrypoint.errors import one_line
 
 WORDS_HELP: Final = (
     "Everything from the first word that is not an option above goes to `vllm serve` as it is; "
@@ -22,9 +23,10 @@ with_format = click.option(
 )
 
 
-def emit(output: str, value: Json, text: str) -> None:
-    """Print a result for programs or for people."""
-    click.echo(json.dumps(value, indent=2) if output == "json" else text)
+def emit(output: str, value: Json, *lines: str) -> None:
+    """Print a result for programs or for people; no foreign name in it ends a line of ours."""
+    text = json.dumps(value, indent=2) if output == "json" else "\n".join(map(one_line, lines))
+    click.echo(text)
 
 
 class WordsCommand(click.Command):

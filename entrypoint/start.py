@@ -22,23 +22,29 @@ DEFAULT_CONFIG_FILE: Final = Path("/etc/shardboot/shardboot.toml")
 
 def read_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
     """Merge defaults, TOML file, environment and flags. Raises: ConfigError."""
-    named = environ.get(CONFIG_FILE)
-    path = Path(named) if named else DEFAULT_CONFIG_FILE
-    document = _read_document(path) if named or path.exists() else {}
     words = {n: ("yes" if v else "no") if isinstance(v, bool) else v for n, v in flags.items()}
-    return config.resolve(words, environ, document, document_name=str(path))
+    document = _read_document(environ)
+    return config.resolve(words, environ, document, document_name=str(_document_path(environ)))
 
 
-def _read_document(path: Path) -> dict[str, object]:
-    import tomllib  # noqa: PLC0415 - most boots have no such file
+def _document_path(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get(CONFIG_FILE) or DEFAULT_CONFIG_FILE)
 
+
+def _read_document(environ: Mapping[str, str]) -> dict[str, object]:
+    path = _document_path(environ)
     try:
         with path.open("rb") as file:
+            import tomllib  # noqa: PLC0415 - most boots have no such file
+
             return tomllib.load(file)
     except OSError as error:
+        is_there = not isinstance(error, (FileNotFoundError, NotADirectoryError))
+        if not is_there and not environ.get(CONFIG_FILE):
+            return {}
         msg = f"{path}: {error.strerror}"
         raise ConfigError(msg, hint=f"it is named by {CONFIG_FILE}, or lies there") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         msg = f"{path}: {error}"
         raise ConfigError(msg, hint="see the README's table of settings") from None
 
@@ -46,6 +52,23 @@ def _read_document(path: Path) -> dict[str, object]:
 def is_off(environ: Mapping[str, str]) -> bool:
     """Whether shardboot is told to keep out of the way."""
     return environ.get(SWITCH, "").lower() in OFF
+
+
+def read_vllm_and_user(
+    flags: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[str, str | None]:
+    """Return the two settings that count when switched off, whatever is wrong with the others.
+
+    A config file that cannot be read is said in one line, and does not count.
+    """
+    document: Mapping[str, object] = {}
+    try:
+        document = _read_document(environ)
+    except ConfigError as error:
+        text = f"{error}; switched off, so only flags and variables count"
+        Log("").line(error.reason, text)
+    vllm, user = (config.word_of(name, flags, environ, document) for name in ("vllm", "user"))
+    return vllm, user or None
 
 
 def tighten_umask() -> int:

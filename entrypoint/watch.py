@@ -86,7 +86,7 @@ def status(ctx: click.Context, /, output: str, **flags: Any) -> None:
     emit(
         output,
         [report.to_json() for report in reports],
-        "\n".join(lines) or f"{root}: no boot left a status",
+        *(lines or [f"{root}: no boot left a status"]),
     )
 
 

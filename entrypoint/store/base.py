@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from entrypoint.checkpoint.finding import Complete, Damaged, Unreachable
     from entrypoint.checkpoint.manifest import FileEntry, Manifest
     from entrypoint.state.memory import Memory
+    from entrypoint.store.objects import ObjectStore
     from entrypoint.store.publish import CommitResult
 
 
@@ -107,7 +108,7 @@ class CheckpointStaging(Protocol):
 
 def open_store(
     url: str, *, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE
-) -> CheckpointStore:
+) -> DirectoryStore | ObjectStore:
     """Return the store that a path or a URL names; nothing is touched yet.
 
     Raises: ConfigError naming what was expected; it repeats no credentials.
@@ -142,7 +143,7 @@ def _directory(path: str, dir_mode: int, file_mode: int) -> DirectoryStore:
     return DirectoryStore(Path(path), dir_mode, file_mode)
 
 
-def _objects(scheme: str, rest: str) -> CheckpointStore:
+def _objects(scheme: str, rest: str) -> ObjectStore:
     from importlib.util import find_spec  # noqa: PLC0415 - most stores are plain paths
 
     from entrypoint.store import bucket  # noqa: PLC0415

@@ -20,6 +20,23 @@ def test_switched_off_it_becomes_vllm_with_the_users_words(house: House, word: s
     assert boot.vllm["signals"]["SigIgn"] == 0
 
 
+def test_switched_off_the_vllm_that_the_file_names_is_still_meant(house: House) -> None:
+    config = house.root / "shardboot.toml"
+    config.write_text(f'on_mis = "save"\nvllm = "{house.bin}/vllm"\n')
+    boot = house.serve(SHARDBOOT="off", SHARDBOOT_CONFIG_FILE=config, PATH="/usr/bin:/bin")
+    assert boot.words == [str(house.model), "-tp", "2"]
+    assert boot.stderr == ""
+
+
+def test_switched_off_a_broken_file_is_said_and_keeps_nothing_from_serving(house: House) -> None:
+    config = house.root / "shardboot.toml"
+    config.write_text("vllm = ")
+    boot = house.serve(SHARDBOOT="off", SHARDBOOT_CONFIG_FILE=config)
+    assert boot.words == [str(house.model), "-tp", "2"]
+    assert boot.events == ["config.invalid"]
+    assert boot.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("word", ["on", "1", ""])
 def test_switched_on_it_is_there(house: House, word: str) -> None:
     assert house.serve(SHARDBOOT=word).events[-1] == "local.hit"
@@ -92,6 +109,16 @@ def test_an_operator_sees_what_there_is(house: House) -> None:
     assert house.run("pull", house.model, "-tp", 1).status == 31
     (house.store.path(name) / "config.json").write_text("")
     assert house.run("verify", name).status == 21
+
+
+def test_no_foreign_name_speaks_to_the_terminal_in_an_error(house: House) -> None:
+    planted = house.local / "\x1b]0;owned\x07"
+    planted.mkdir(parents=True)
+    (planted / "manifest.json").write_text("{}")
+    boot = house.run("show", "none-such")
+    assert boot.status == 31
+    assert r"it has \x1b]0;owned\x07" in boot.stderr
+    assert all(line.isprintable() for line in boot.stderr.split("\n"))
 
 
 def test_pull_copies_once(house: House) -> None:

@@ -226,6 +226,14 @@ def test_switched_off_it_still_drops_root(house: House) -> None:
     assert boot.vllm["uids"] == [2000, 2000, 2000]
 
 
+def test_switched_off_it_drops_root_where_only_the_file_names_a_user(house: House) -> None:
+    config = house.root / "shardboot.toml"
+    config.write_text("user = 2000\n")
+    words = ("serve", house.model, "-tp", 2)
+    boot = house.run(*words, SHARDBOOT="off", SHARDBOOT_CONFIG_FILE=config)
+    assert boot.vllm["uids"] == [2000, 2000, 2000]
+
+
 def test_a_store_that_is_a_link_is_not_given_away(house: House) -> None:
     precious = house.root / "precious"
     precious.mkdir()

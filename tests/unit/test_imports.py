@@ -1,10 +1,18 @@
-"""What a hit may import: every module that it does not need delays every boot."""
+"""What is imported, and when: every module that a hit does not need delays every boot."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
+import pytest
+
+import entrypoint
+
+PACKAGE = Path(entrypoint.__file__).parent
 HIT = "import entrypoint.cli, entrypoint.boot, entrypoint.launch"
 HEAVY = (
     "click",
@@ -24,3 +32,14 @@ def test_a_hit_imports_neither_a_parser_nor_what_only_a_copy_or_a_save_needs() -
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
     assert found.stdout.split() == []
+
+
+def dependencies() -> list[str]:
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    return [re.split(r"[^\w-]", each)[0] for each in project["dependencies"]]
+
+
+@pytest.mark.parametrize("name", dependencies())
+def test_what_is_installed_with_it_is_imported_by_it(name: str) -> None:
+    wanted = re.compile(rf"^\s*(import|from) {name}\b", re.MULTILINE)
+    assert any(wanted.search(path.read_text()) for path in PACKAGE.rglob("*.py"))
