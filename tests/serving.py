@@ -25,6 +25,9 @@ FLAGS: Final = ("--enforce-eager", "--max-model-len", "512", "--dtype", "bfloat1
 POLL_SECONDS: Final = 0.1
 TOKENS: Final = 24
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+_HELD: Final[list[socket.socket]] = []
+"""What keeps the ports that were given out."""
+
 TIERS: Final = {"save": "saved", "copy": "shared", "reuse": "local"}
 
 
@@ -63,16 +66,28 @@ def environment(tp: int = 1) -> dict[str, str]:
         "PATH": f"{binaries}{os.pathsep}{kept.get('PATH', os.defpath)}",
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(rank % 2) for rank in range(tp)),
+        "VLLM_CPU_OMP_THREADS_BIND": cores(tp),
         "VLLM_NO_USAGE_STATS": "1",
     }
 
 
+def cores(world: int) -> str:
+    """Return one core for each rank, in vLLM's words; two workers of xdist begin at two cores."""
+    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    count = os.cpu_count() or 1
+    return "|".join(str((first + rank) % count) for rank in range(world))
+
+
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    """Return a port for a server that sets SO_REUSEADDR; until it listens, who connects is refused.
+
+    It stays bound as long as this process lives, so that nobody else is given it meanwhile.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    _HELD.append(held)
+    port: int = held.getsockname()[1]
     return port
 
 

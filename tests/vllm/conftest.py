@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from models import make_model
+from serving import cores
 
 from entrypoint.checkpoint import fragment as fragments
 from entrypoint.checkpoint.digest import digest_file
@@ -36,7 +37,7 @@ def environment(world: int) -> dict[str, str]:
     return found | {
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(i % 2) for i in range(world)),
+        "VLLM_CPU_OMP_THREADS_BIND": cores(world),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
     }

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from parity import FLAGS
+from serving import cores
 
 from entrypoint.checkpoint import header, proof
 from entrypoint.checkpoint.digest import digest_file
@@ -81,8 +82,7 @@ class Bench:
 
 def ask(lab: Any, program: str, request: Any, side: Side, tp: int) -> dict[str, Any]:
     command = [sys.executable, "-P", "-m", f"entrypoint.vllm_plugin.{program}"]
-    cores = "|".join(str(rank) for rank in range(tp))
-    environ = {"MALLOC_PERTURB_": PERTURB[side], "VLLM_CPU_OMP_THREADS_BIND": cores}
+    environ = {"MALLOC_PERTURB_": PERTURB[side], "VLLM_CPU_OMP_THREADS_BIND": cores(tp)}
     found: dict[str, Any] = lab.ask(command, request, environ)
     return found
 
