@@ -44,6 +44,7 @@ def _say(text: str) -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit status; `serve` returns none."""
     # As an image starts it: no word is ours, so there is nothing to parse, and click, half of what
     # a hit costs, need not be imported.
     if arguments[:1] == ["serve"] and arguments[1:] and not arguments[1].startswith("-"):
@@ -55,19 +56,26 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def serve(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
-    """Make sure of a checkpoint, then become vLLM on it."""
-    from entrypoint import boot, launch  # noqa: PLC0415 - other commands need neither
-    from entrypoint.engine.executable import locate  # noqa: PLC0415
+    """Make sure of a checkpoint, then become vLLM on it; on the user's words alone when off."""
+    from entrypoint import boot  # noqa: PLC0415 - other commands need it not
 
     if is_off(os.environ):
-        vllm, user = read_vllm_and_user(flags, os.environ)
-        boot.become_user(user, os.environ)
-        launch.become(locate(vllm, os.environ), ["serve", *words], os.environ)
+        _keep_out(flags, words)
     this = new_boot(flags, words, os.environ, reports=True)
     try:
         boot.serve(this)
     except Exception as error:  # noqa: BLE001 - the one guard: a server must not stay down for us
         _survive(error, this)
+
+
+def _keep_out(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
+    """Become vLLM as if shardboot were not there, but never as root where a user is named."""
+    from entrypoint import boot, launch  # noqa: PLC0415 - other commands need neither
+    from entrypoint.engine.executable import locate  # noqa: PLC0415
+
+    vllm, user = read_vllm_and_user(flags, os.environ)
+    boot.become_user(user, os.environ)
+    launch.become(locate(vllm, os.environ), ["serve", *words], os.environ)
 
 
 def _survive(error: Exception, this: Boot) -> NoReturn:

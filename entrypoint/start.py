@@ -1,4 +1,4 @@
-"""How a command starts: settings merged, the umask tightened, root dropped."""
+"""How a command starts: the file read, settings merged, the umask tightened, root dropped."""
 
 from __future__ import annotations
 

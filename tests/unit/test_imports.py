@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -31,6 +32,26 @@ def test_a_hit_imports_neither_a_parser_nor_what_only_a_copy_or_a_save_needs() -
     found = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
+    assert found.stdout.split() == []
+
+
+@pytest.mark.parametrize("word", ["", "off"])
+def test_words_that_are_all_vllms_are_not_parsed(tmp_path: Path, word: str) -> None:
+    program = (
+        "import sys; sys.argv[1:] = ['serve', '/model', '-tp', '2']\n"
+        "from entrypoint.cli import main\n"
+        f"try: main()\nfinally: print(*sorted(set({HEAVY!r}) & sys.modules.keys()))"
+    )
+    settings = {"VLLM": str(tmp_path / "none"), "STATE_DIR": str(tmp_path / "state")}
+    environ = {f"SHARDBOOT_{name}": value for name, value in settings.items()}
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        env=os.environ | environ | {"SHARDBOOT": word},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 127, found.stderr
     assert found.stdout.split() == []
 
 
