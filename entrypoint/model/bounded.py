@@ -8,9 +8,12 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from entrypoint.checkpoint.digest import Json
+
+
+STDERR: Final = 2
 
 
 def within(seconds: float, look: Callable[[], Json]) -> Json:
@@ -52,7 +55,7 @@ def _close_all_but(writer: int) -> None:
     # A lock that the child shares is held until both have closed it, and a child may hang for ever.
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
-        if descriptor > 2 and descriptor != writer:
+        if descriptor > STDERR and descriptor != writer:
             # Of one: unlike `os.close` it takes what is closed already, as the listing's own.
             os.closerange(descriptor, descriptor + 1)
 

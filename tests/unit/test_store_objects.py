@@ -241,11 +241,15 @@ def test_a_push_that_a_signal_ends_asks_the_store_for_nothing_more(
     def ask(*_: object, **__: object) -> Any:
         pytest.fail("somebody waits for the end, and the store may not answer")
 
-    with pytest.raises(Interrupted), store.stage(manifest.name) as staged:
-        copy(made, manifest, manifest.files, staged)
-        monkeypatch.setattr(asked, "list", ask, raising=False)
-        monkeypatch.setattr(asked, "delete", ask, raising=False)
-        raise Interrupted(15)
+    def stopped() -> None:
+        with store.stage(manifest.name) as staged:
+            copy(made, manifest, manifest.files, staged)
+            monkeypatch.setattr(asked, "list", ask, raising=False)
+            monkeypatch.setattr(asked, "delete", ask, raising=False)
+            raise Interrupted(15)
+
+    with pytest.raises(Interrupted):
+        stopped()
     monkeypatch.undo()
     (left,) = sweep(over(asked), -1)
     assert left.startswith(f"{manifest.name}/shardboot-")

@@ -269,6 +269,58 @@ def test_a_read_that_hangs_does_not_keep_the_caller(
                 thread.join()
 
 
+def test_a_source_that_falls_silent_is_given_up(
+    shared: DirectoryStore,
+    local: DirectoryStore,
+    manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 64)
+    thawed = threading.Event()
+    real = os.preadv
+
+    def freezing(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if offset > 0:
+            thawed.wait(20)
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", freezing)
+    started = time.monotonic()
+    try:
+        with pytest.raises(StoreError, match=f"no byte of {manifest.name} came for") as caught:
+            pull(shared, local, manifest)
+        assert time.monotonic() - started < 5
+        assert str(shared.root) in str(caught.value)
+        assert local.names() == []
+    finally:
+        thawed.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("copy-"):
+                thread.join()
+
+
+def test_a_disk_that_is_slow_to_write_is_no_silence_of_the_source(
+    shared: DirectoryStore,
+    local: DirectoryStore,
+    manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(transfer, "THREADS", 1)
+    never = threading.Event()
+    real = os.fsync
+    waits = iter([0.6])
+
+    def slow(descriptor: int) -> None:
+        never.wait(next(waits, 0))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    pull(shared, local, manifest)
+    deep_verify(local, manifest.name)
+
+
 def test_progress_is_told_in_the_callers_thread_and_adds_up(
     shared: DirectoryStore, local: DirectoryStore, manifest: Manifest
 ) -> None:
