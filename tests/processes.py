@@ -126,14 +126,15 @@ def end(family: Mapping[int, str]) -> None:
     deadline = time.monotonic() + STOP_SECONDS
     left = dict(family)
     while left and time.monotonic() < deadline:
-        left = {pid: start for pid, start in left.items() if _start_of(pid) == start}
+        left = {pid: start for pid, start in left.items() if start_of(pid) == start}
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
 
 
-def _start_of(pid: int) -> str | None:
+def start_of(pid: int) -> str | None:
+    """Return the start time of a process that runs, None for others."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -143,7 +144,7 @@ def _start_of(pid: int) -> str | None:
 
 def watch(pid: int) -> None:
     """Wait until whoever started `pid` is gone, then end it with all its descendants."""
-    start = _start_of(pid)
+    start = start_of(pid)
     sys.stdin.read()
     if start is not None:
         end({pid: start} | descendants(pid))

@@ -25,7 +25,7 @@ SUITE: Final = "bookworm"
 PACKAGES: Final = "libnuma1,python3"
 MODEL: Final = "/models/tiny"
 DATA: Final = "/var/lib/shardboot"
-GRACE_SECONDS: Final = 10
+GRACE_SECONDS: Final = 60
 PREFLIGHT: Final = "import ctypes, sqlite3, ssl, entrypoint.cli"
 
 
