@@ -160,10 +160,14 @@ def test_a_pusher_that_is_stopped_ends_soon_and_leaves_its_files_to_gc(
     between.fails = fails
     child = pusher(s3, made, store.where, between.server_port)
     assert reached.wait(20)
+    # None is on its way any more, to arrive behind the sweep.
+    wait_until(lambda: len(unnamed(store)) == len(manifest.files) - 1)
     child.send_signal(signal.SIGTERM)
     started = time.monotonic()
-    assert child.wait() == 128 + signal.SIGTERM
-    assert time.monotonic() - started < 3
+    assert child.wait(60) == 128 + signal.SIGTERM
+    # Waiting for the answer would take 20 s and more.
+    assert time.monotonic() - started < 12
     assert store.names() == []
-    sweep(store, -1)
+    assert len(unnamed(store)) == len(manifest.files) - 1
+    assert len(sweep(store, -1)) == 1
     assert unnamed(store) == []
