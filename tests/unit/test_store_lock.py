@@ -107,8 +107,15 @@ def test_the_lock_is_free_behind_the_block_although_a_descriptor_of_it_lives_on(
 
 
 def test_a_waiter_gets_it_when_the_holder_ends(tmp_path: Path) -> None:
-    with holder(tmp_path / "lock", 0.5), exclusive(tmp_path / "lock", 30):
-        pass
+    told: list[str] = []
+    with holder(tmp_path / "lock", 60) as child:
+
+        def end(text: str) -> None:
+            told.append(text)
+            child.terminate()
+
+        with exclusive(tmp_path / "lock", 30, end):
+            assert told
 
 
 def test_an_error_inside_gives_it_back(tmp_path: Path) -> None:

@@ -340,10 +340,11 @@ def test_a_look_at_a_slow_store_ends_in_time(
 
     monkeypatch.setattr(asked, "get", slow)
     what = Wanted(make_key(tp=4), lambda _: True, lambda _: None)
-    started = time.monotonic()
+    asked.gets.clear()
     found = look(over(asked), what, Memory(tmp_path / "state"), Bounds(64, 0.2))
     assert isinstance(found, Unreachable)
-    assert time.monotonic() - started < 0.6
+    # Of the 20 that it would ask for, those that there is time for.
+    assert len(asked.gets) <= 5
 
 
 def test_a_bucket_that_is_mounted_as_well_keeps_what_both_push(made: Made, tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_sixteen_commit_one_name_at_once_and_locks_do_nothing(
     fork = multiprocessing.get_context("fork")
     start, results = fork.Barrier(16), fork.Queue()
     workers = [
-        fork.Process(target=_commit_once, args=(store.root, n % seeds, start, results))
+        fork.Process(target=_commit_once, args=(store.root, n % seeds, start, results), daemon=True)
         for n in range(16)
     ]
     for worker in workers:
