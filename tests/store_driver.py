@@ -38,7 +38,7 @@ def copy(root: Path | str, shared: Path | str) -> None:
     source, store = open_store(str(shared)), open_store(str(root))
     (name,) = source.names()
     manifest = decode(source.read_manifest(name))
-    with store.stage(name) as staged:
+    with store.stage(name, manifest.content) as staged:
         transfer.copy(source, name, manifest, manifest.files, staged)
         staged.commit(manifest)
 

@@ -59,16 +59,21 @@ class CheckpointStore(Protocol):
         """Compare what lies there with the manifest, by sizes and whatever else costs little."""
         ...
 
-    def read(self, name: str, entry: FileEntry) -> Generator[memoryview]:
-        """Yield the bytes of one file in order; each piece is good until the next is asked for.
+    def read(self, name: str, entry: FileEntry, start: int = 0) -> Generator[memoryview]:
+        """Yield the bytes of one file from `start`; each piece is good until the next is asked for.
 
         Raises: NotFoundError; StoreError; DamagedError when it has another size; ManifestError
         for a path that leaves the checkpoint.
         """
         ...
 
-    def stage(self, name: str) -> CheckpointStaging:
-        """Start building the checkpoint `name`. Raises: StagingError; SpaceError."""
+    def stage(self, name: str, content: str | None = None) -> CheckpointStaging:
+        """Start building the checkpoint `name`.
+
+        `content` is for a copy: of the manifest. What an interrupted copy of the same has left here
+        is gone on with, and what interrupts this one leaves it for the next.
+        Raises: StagingError; SpaceError.
+        """
         ...
 
     def retire(self, name: str) -> None:
@@ -77,7 +82,7 @@ class CheckpointStore(Protocol):
 
 
 class CheckpointStaging(Protocol):
-    """One checkpoint being built. Left uncommitted, nothing of it stays."""
+    """One checkpoint being built. Left uncommitted, nothing of it stays but for the next copy."""
 
     def __enter__(self) -> Self: ...
 
@@ -88,10 +93,21 @@ class CheckpointStaging(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
+    def held(self, entry: FileEntry) -> Generator[memoryview]:
+        """Yield what an interrupted copy has left of a file; the caller says whether it is right.
+
+        Raises: StagingError.
+        """
+        ...
+
+    def drop(self, entry: FileEntry) -> None:
+        """Forget what `held` yielded. Raises: StagingError."""
+        ...
+
     def write(
         self, entry: FileEntry, pieces: Iterable[memoryview], missing: int | None = None, /
     ) -> None:
-        """Make the file of `entry` out of `pieces`, durable on return.
+        """Make the file of `entry` out of what is held of it and `pieces`, durable on return.
 
         Called by several threads at once. `missing` bytes have still to come, for messages.
         Raises: StoreError; StagingError; SpaceError; ManifestError; what `pieces` raises.

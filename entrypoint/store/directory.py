@@ -83,8 +83,8 @@ class DirectoryStore:
         """Compare the files with the manifest; `memory` keeps what needs no second reading."""
         return look.check(self.path(manifest.name), manifest, memory)
 
-    def read(self, name: str, entry: FileEntry) -> Generator[memoryview]:
-        """Yield the bytes of a regular file in order; no link is followed.
+    def read(self, name: str, entry: FileEntry, start: int = 0) -> Generator[memoryview]:
+        """Yield the bytes of a regular file from `start`, in order; no link is followed.
 
         Raises: NotFoundError; StoreError; DamagedError when it has another size; ManifestError
         for a path that leaves the checkpoint.
@@ -92,7 +92,7 @@ class DirectoryStore:
         from entrypoint.store import pieces  # noqa: PLC0415 - a hit copies nothing
 
         where = f"{self.where}: {name}/{entry.path}"
-        return pieces.read(lambda: self.open(name, entry.path), entry.size, where)
+        return pieces.read(lambda: self.open(name, entry.path), entry.size, where, start)
 
     def open(self, name: str, path: str) -> int:
         """Return a descriptor of a regular file; no link is followed.
@@ -109,11 +109,17 @@ class DirectoryStore:
         except OSError as error:
             raise self._failure(error, f"{name}/{path}") from error
 
-    def stage(self, name: str) -> Staging:
-        """Start building a checkpoint here. Raises: StagingError; SpaceError."""
-        from entrypoint.store import staging  # noqa: PLC0415 - a hit builds nothing
+    def stage(self, name: str, content: str | None = None) -> Staging:
+        """Start building a checkpoint here, or go on with an interrupted copy of `content`.
 
-        return staging.begin(self.root, name, dir_mode=self.dir_mode, file_mode=self.file_mode)
+        Raises: StagingError; SpaceError.
+        """
+        from entrypoint.store import resume, staging  # noqa: PLC0415 - a hit builds nothing
+
+        modes = {"dir_mode": self.dir_mode, "file_mode": self.file_mode}
+        if content is not None:
+            return resume.begin(self.root, name, content, **modes)
+        return staging.begin(self.root, name, **modes)
 
     def retire(self, name: str) -> None:
         """Take a name away at once; running readers keep the files. Raises: StoreError."""

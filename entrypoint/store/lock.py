@@ -156,6 +156,21 @@ def _open_to_lock(path: Path) -> int:
         return os.open(path, os.O_RDONLY | flags)
 
 
+def is_kept(directory: Path) -> bool:
+    """Tell whether its file system keeps the exclusive lock that this process has on it.
+
+    Raises: OSError.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def is_free(checkpoint: Path) -> bool:
     """Tell whether no server holds the checkpoint; True where locks lie. Changes nothing."""
     with sole(checkpoint) as obstacle:

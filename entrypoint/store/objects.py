@@ -156,8 +156,8 @@ class ObjectStore:
             if sizes.get(entry.path) != entry.size
         )
 
-    def read(self, name: str, entry: FileEntry) -> Generator[memoryview]:
-        """Yield the bytes of one file in order, several ranges of it at a time.
+    def read(self, name: str, entry: FileEntry, start: int = 0) -> Generator[memoryview]:
+        """Yield the bytes of one file from `start`, in order, several ranges of it at a time.
 
         Raises: NotFoundError; StoreError; DamagedError when it has another size; ManifestError
         for a path that leaves the checkpoint.
@@ -170,23 +170,23 @@ class ObjectStore:
             raise NotFoundError(f"{where}: not there")
         if size != entry.size:
             raise DamagedError(f"{where}: expected {entry.size} bytes, found {size}")
-        for offset in range(0, size, RANGES * RANGE_BYTES):
+        for offset in range(start, size, RANGES * RANGE_BYTES):
             end = min(size, offset + RANGES * RANGE_BYTES)
             starts = range(offset, end, RANGE_BYTES)
-            ends = [min(end, start + RANGE_BYTES) for start in starts]
+            ends = [min(end, begin + RANGE_BYTES) for begin in starts]
             with asking(where):
                 pieces = self.moves.get_ranges(
                     f"{files}/{entry.path}", starts=starts, ends=ends, coalesce=0
                 )
-            for start, stop, piece in zip(starts, ends, pieces, strict=True):
-                if len(piece) != stop - start:
-                    raise StoreError(f"{where}: ends after {start + len(piece)} bytes")
+            for begin, stop, piece in zip(starts, ends, pieces, strict=True):
+                if len(piece) != stop - begin:
+                    raise StoreError(f"{where}: ends after {begin + len(piece)} bytes")
                 yield memoryview(piece)
 
     def _where_files_lie(self, name: str) -> str:
         return self._files.get(name) or self.find(name).published.files
 
-    def stage(self, name: str) -> Upload:
+    def stage(self, name: str, _content: str | None = None) -> Upload:
         """Start building a checkpoint here. Raises: ManifestError for a name with a path in it."""
         from entrypoint.store.upload import Upload  # noqa: PLC0415 - a look builds nothing
 

@@ -1,4 +1,4 @@
-"""One file on a shared file system, read from its first byte to its last, in pieces.
+"""One file on a shared file system, read to its last byte, in pieces.
 
 The one place where reads of a file system are tried again.
 """
@@ -21,8 +21,10 @@ _FLAKY = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EAGAIN)
 _PATIENCE_SECONDS = 0.2
 
 
-def read(opening: Callable[[], int], size: int, where: str) -> Generator[memoryview]:
-    """Yield the bytes of the file that `opening` gives a descriptor of.
+def read(
+    opening: Callable[[], int], size: int, where: str, start: int = 0
+) -> Generator[memoryview]:
+    """Yield the bytes from `start` of the file that `opening` gives a descriptor of.
 
     Each piece is good until the next one is asked for; then its pages are given back, since
     nobody here reads them again.
@@ -31,7 +33,7 @@ def read(opening: Callable[[], int], size: int, where: str) -> Generator[memoryv
     buffer = memoryview(bytearray(min(size, PIECE_BYTES)))
     file = _File(opening, size, where)
     try:
-        offset = 0
+        offset = start
         while offset < size:
             count = file.read(buffer[: size - offset], offset)
             yield buffer[:count]

@@ -16,7 +16,7 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -41,17 +41,27 @@ class Staging:
     """
 
     def __init__(
-        self, root: Path, path: Path, *, owner: bool, dir_mode: int, file_mode: int
+        self,
+        root: Path,
+        path: Path,
+        *,
+        owner: bool,
+        dir_mode: int,
+        file_mode: int,
+        adopted: int | None = None,
     ) -> None:
         self.root = root
         self.path = path
         self.owner = owner
         self.dir_mode = dir_mode
         self.file_mode = file_mode
-        self._directory = os.open(path, tree.DIRECTORY)
+        if adopted is not None:
+            self.directory = adopted
+            return
+        self.directory = os.open(path, tree.DIRECTORY)
         with contextlib.suppress(OSError):
             # Without locks here, a sweep still has the grace to go by.
-            fcntl.flock(self._directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self.directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +79,7 @@ class Staging:
         finally:
             # The mount may be gone, and whatever went wrong before matters more.
             with contextlib.suppress(OSError):
-                os.close(self._directory)
+                os.close(self.directory)
 
     def disown(self) -> None:
         """Leave the directory behind for processes that outlive this one; they commit it."""
@@ -85,7 +95,7 @@ class Staging:
         check_path(path.removeprefix(".") if "/" not in path else path, "path")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with self.writing(path):
-            descriptor = tree.open_beneath(self._directory, path, flags, self.dir_mode)
+            descriptor = tree.open_beneath(self.directory, path, flags, self.dir_mode)
             try:
                 tree.set_mode(descriptor, self.file_mode)
             except BaseException:
@@ -109,17 +119,18 @@ class Staging:
     def write(
         self, entry: FileEntry, pieces: Iterable[memoryview], missing: int | None = None
     ) -> None:
-        """Create the file of `entry` out of `pieces`, fsynced. On error part of it may be there.
+        """Make the file of `entry` out of what is held of it and `pieces`, fsynced.
 
-        `missing` bytes have still to come, this file's among them; said where there is no room.
+        On error part of it may be there. `missing` bytes have still to come, this file's among
+        them; said where there is no room.
         Raises: as `create`; StagingError for another size; what `pieces` raises.
         """
         from entrypoint.store import writeback  # noqa: PLC0415 - ctypes, for copies alone
 
-        descriptor = self.create(entry.path)
-        offset = 0
+        descriptor = self.open(entry)
         try:
             with self.writing(entry.path, missing):
+                offset = os.lseek(descriptor, 0, os.SEEK_END)
                 writeback.preallocate(descriptor, entry.size)
                 for piece in pieces:
                     write_all(descriptor, piece)
@@ -132,6 +143,19 @@ class Staging:
         finally:
             with self.writing(entry.path):
                 os.close(descriptor)
+
+    def held(self, _: FileEntry) -> Generator[memoryview]:
+        """Yield what is there of a file before it is written: nothing in a new directory."""
+        yield from ()
+
+    def drop(self, entry: FileEntry) -> None:
+        """Take away what `held` yielded. Raises: StagingError."""
+        with self.writing(entry.path):
+            (self.path / entry.path).unlink()
+
+    def open(self, entry: FileEntry) -> int:
+        """Return a descriptor to write the file of `entry` behind what is held of it."""
+        return self.create(entry.path)
 
     @contextlib.contextmanager
     def writing(self, path: str, needed: int | None = None) -> Iterator[None]:
@@ -146,7 +170,7 @@ class Staging:
         where = self.path / path
         if error.errno not in _FULL:
             return StagingError(f"{where}: {error.strerror or error}")
-        free = os.fstatvfs(self._directory)
+        free = os.fstatvfs(self.directory)
         room = f"{free.f_bavail * free.f_frsize} bytes free"
         need = "" if needed is None else f"{needed} more bytes needed, "
         return SpaceError(
@@ -177,6 +201,14 @@ def begin(
 
     Raises: ManifestError for a name with a path in it; StagingError; SpaceError.
     """
+    with beginning(root, name, dir_mode) as path:
+        path.mkdir(mode=0o700)
+        return Staging(root, path, owner=True, dir_mode=dir_mode, file_mode=file_mode)
+
+
+@contextlib.contextmanager
+def beginning(root: Path, name: str, dir_mode: int) -> Iterator[Path]:
+    """Yield a path of one's own for staging `name`, and turn the system's errors into ours."""
     check_path(name, "name")
     if "/" in name:
         msg = f"{name}: a checkpoint's name has no directories"
@@ -186,8 +218,7 @@ def begin(
     path = root / STAGING / unique
     try:
         tree.make_hidden(root, STAGING, dir_mode)
-        path.mkdir(mode=0o700)
-        return Staging(root, path, owner=True, dir_mode=dir_mode, file_mode=file_mode)
+        yield path
     except OSError as error:
         if error.errno in _FULL:
             raise SpaceError(f"{path}: {error.strerror}") from error

@@ -77,7 +77,7 @@ def orphaned(root: Path) -> list[Path]:
     return [
         path
         for path in _entries(root / STAGING)
-        if _builder_is_dead(path.name) and _is_free(path, without_locks=False)
+        if builder_is_dead(path.name) and _is_free(path, without_locks=False)
     ]
 
 
@@ -102,7 +102,8 @@ def _is_free(path: Path, *, without_locks: bool) -> bool:
     return True
 
 
-def _builder_is_dead(name: str) -> bool:
+def builder_is_dead(name: str) -> bool:
+    """Tell from a staging's name that its builder is of this host and gone, or is this process."""
     _, _, end = name.partition(f".{host()}.")
     pid = end.partition(".")[0]
     if not pid.isdecimal():

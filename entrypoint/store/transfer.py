@@ -166,22 +166,48 @@ def _digest_of(source: CheckpointStore, name: str, entry: FileEntry) -> str:
 
 
 def _copy_file(work: _Work, entry: FileEntry) -> None:
-    with contextlib.closing(_verified(work, entry)) as pieces:
+    hasher, held = blake3(), 0
+    with contextlib.closing(work.staging.held(entry)) as pieces:
+        for piece in pieces:
+            hasher.update(piece)
+            held += len(piece)
+            _count(work, len(piece))
+    try:
+        if held <= entry.size:
+            _write(work, entry, hasher, held)
+            return
+    except DamagedError:
+        if not held:
+            raise
+    # What was left there is not how this file begins.
+    work.staging.drop(entry)
+    _count(work, -max(held, entry.size))
+    _write(work, entry, blake3(), 0)
+
+
+def _count(work: _Work, copied: int) -> None:
+    with work.changed:
+        work.copied += copied
+        work.missing -= copied
+    if work.stop.is_set():
+        raise _StoppedError
+
+
+def _write(work: _Work, entry: FileEntry, hasher: blake3, held: int) -> None:
+    with contextlib.closing(_verified(work, entry, hasher, held)) as pieces:
         work.staging.write(entry, pieces, work.missing)
 
 
-def _verified(work: _Work, entry: FileEntry) -> Generator[memoryview]:
-    """Yield a file's pieces as they come; raise behind the last one when they are not its bytes."""
-    hasher = blake3()
-    with contextlib.closing(work.source.read(work.name, entry)) as pieces:
+def _verified(work: _Work, entry: FileEntry, hasher: blake3, held: int) -> Generator[memoryview]:
+    """Yield a file's pieces from `held` as they come, `hasher` having heard of those before.
+
+    Raise behind the last one when all together are not the file's bytes.
+    """
+    with contextlib.closing(work.source.read(work.name, entry, held)) as pieces:
         while (piece := _next(work, pieces)) is not None:
             hasher.update(piece)
             yield piece
-            with work.changed:
-                work.copied += len(piece)
-                work.missing -= len(piece)
-            if work.stop.is_set():
-                raise _StoppedError
+            _count(work, len(piece))
     found = str(hasher.hexdigest())
     if found != entry.blake3:
         where = f"{work.source.where}: {work.name}/{entry.path}"

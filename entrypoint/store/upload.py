@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
@@ -69,6 +69,13 @@ class Upload:
             # What cannot be deleted now is left to a sweep.
             with contextlib.suppress(ShardbootError):
                 delete(self.store, self.files)
+
+    def held(self, _: FileEntry) -> Generator[memoryview]:
+        """Yield nothing: parts that were never put together are not read again."""
+        yield from ()
+
+    def drop(self, _: FileEntry) -> None:
+        """Forget nothing."""
 
     def write(self, entry: FileEntry, pieces: Iterable[memoryview], _: int | None = None) -> None:
         """Put a file in parts; it is there, whole, on return, or not at all.

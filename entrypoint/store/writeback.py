@@ -13,6 +13,9 @@ from pathlib import Path
 
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_KEEP_SIZE = 1
+"""FALLOC_FL_KEEP_SIZE: a file that a kill cut short shall be as long as what was written."""
+
 _WRITE = 2
 """SYNC_FILE_RANGE_WRITE: begin to write dirty pages out, without waiting."""
 
@@ -24,7 +27,7 @@ def preallocate(descriptor: int, size: int) -> None:
     """
     if size == 0:
         return
-    if _LIBRARY.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+    if _LIBRARY.fallocate(descriptor, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
         number = ctypes.get_errno()
         if number in _FULL:
             raise OSError(number, os.strerror(number))
