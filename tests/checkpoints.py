@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from entrypoint.checkpoint.key import FORMAT, Key
 from entrypoint.checkpoint.layout import layout_of
 from entrypoint.checkpoint.manifest import INDEX, FileEntry, Manifest, Source
 from entrypoint.store.staging import Staging, begin
+
+CLOCK_REALTIME_COARSE = 5
+"""The clock that stamps files (clock_gettime(2)); Python's `time` has no name for it."""
 
 Tensor = tuple[str, str, tuple[int, ...], int]
 """Name, safetensors dtype, rank-local shape, bytes."""
@@ -160,6 +164,15 @@ def shards(
         rank=rank, files=tuple(files), tensors=tuple(entries), decisions={"tied": False}, seconds=1
     )
     return fragment, blobs
+
+
+def outlive_ctime(path: Path) -> None:
+    """Wait until a change of `path` gives it another ctime.
+
+    Before Linux 6.13 two changes within one tick, up to 10 ms, have the same.
+    """
+    while time.clock_gettime_ns(CLOCK_REALTIME_COARSE) <= path.stat().st_ctime_ns:
+        pass
 
 
 def make_large(root: Path, *, parts: int, part_bytes: int) -> Manifest:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from checkpoints import make_checkpoint
+from checkpoints import make_checkpoint, outlive_ctime
 
 from entrypoint.checkpoint import header
 from entrypoint.checkpoint.digest import digest_file
@@ -162,6 +162,7 @@ def test_a_byte_changed_behind_the_mtimes_back_is_seen_by_ctime_and_sample(
 ) -> None:
     digest = node.in_full(model)
     path = model / "model.safetensors"
+    outlive_ctime(path)
     flip(path, path.stat().st_size - 1)
     assert node.recall(model).ways == {}
     assert node.in_full(model) != digest

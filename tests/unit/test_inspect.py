@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoints import make_checkpoint
+from checkpoints import make_checkpoint, outlive_ctime
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -182,6 +182,7 @@ def test_a_file_that_was_touched_is_read_again(
     first = examine(checkpoint.path, checkpoint.manifest, [0, 1], {})
     # With its mtime put back, as rsync and cp -p do; ctime tells.
     status = (checkpoint.path / name).stat()
+    outlive_ctime(checkpoint.path / name)
     checkpoint.overwrite(name, bytes)
     os.utime(checkpoint.path / name, ns=(status.st_atime_ns, status.st_mtime_ns))
     opened: list[Path] = []
