@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoints import make_checkpoint
+from checkpoints import make_checkpoint, outlive_ctime
 
 from entrypoint.errors import OwnershipError
 from entrypoint.model import survey as surveys
@@ -239,6 +239,7 @@ def test_everything_that_moves_a_byte_moves_the_stamps(tmp_path: Path) -> None:
     before = look(tmp_path).stamps
     assert look(tmp_path).stamps == before
     for name in ("config.json", "model.safetensors"):
+        outlive_ctime(tmp_path / name)
         (tmp_path / name).write_text(name)
         now = look(tmp_path).stamps
         assert now != before
