@@ -40,18 +40,20 @@ class Answer(NamedTuple):
 def ask(address: Address, seconds: float) -> Answer:
     """Ask once, for `seconds` in all; whatever goes wrong is an answer as well.
 
+    Looking up the name of a host alone has no bound but the resolver's own.
     A server that insists on a client certificate, and does not take its own, counts as serving.
     """
     deadline = time.monotonic() + seconds
     late = Answer(None, f"no answer within {seconds:g} s")
     try:
-        plain = _connected(address, seconds)
+        plain = _connected(address, deadline)
     except TimeoutError:
-        return late
+        return late._replace(is_there=False)
     except (OSError, OverflowError, ValueError) as error:
         return Answer(None, getattr(error, "strerror", None) or str(error), is_there=False)
     try:
-        with plain, _secured(plain, address) as connection:
+        with plain, _secured(plain, address, deadline) as connection:
+            connection.settimeout(_left(deadline))
             connection.sendall(REQUEST)
             line = _first_line(connection, deadline)
     except TimeoutError:
@@ -75,7 +77,15 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, (ssl.SSLError, ConnectionResetError, BrokenPipeError))
 
 
-def _connected(address: Address, seconds: float) -> socket.socket:
+def _left(deadline: float) -> float:
+    """Return the seconds that are left. Raises: TimeoutError when none are."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
+
+
+def _connected(address: Address, deadline: float) -> socket.socket:
     host = EVERY.get(address.host, address.host)
     # As vLLM binds: a name is an IPv4 one. `connect` takes names, without an import for them.
     family, place = (
@@ -85,7 +95,7 @@ def _connected(address: Address, seconds: float) -> socket.socket:
     )
     connection = socket.socket(family)
     try:
-        connection.settimeout(seconds)
+        connection.settimeout(_left(deadline))
         connection.connect(place)
     except BaseException:
         connection.close()
@@ -93,7 +103,7 @@ def _connected(address: Address, seconds: float) -> socket.socket:
     return connection
 
 
-def _secured(plain: socket.socket, address: Address) -> socket.socket:
+def _secured(plain: socket.socket, address: Address, deadline: float) -> socket.socket:
     if not address.is_tls:
         return plain
     import ssl  # noqa: PLC0415 - dear, and most servers speak plain HTTP
@@ -106,16 +116,14 @@ def _secured(plain: socket.socket, address: Address) -> socket.socket:
         # Where it is not ours to read, the server will say what it thinks of none.
         with suppress(OSError):
             context.load_cert_chain(address.certfile or address.keyfile, address.keyfile or None)
+    plain.settimeout(_left(deadline))
     return context.wrap_socket(plain)
 
 
 def _first_line(connection: socket.socket, deadline: float) -> bytes:
     data = b""
     while b"\r\n" not in data and len(data) < MAX_LINE:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        connection.settimeout(left)
+        connection.settimeout(_left(deadline))
         piece = connection.recv(MAX_LINE)
         if not piece and not data:
             raise ConnectionResetError("closed without an answer")

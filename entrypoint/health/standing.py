@@ -106,9 +106,12 @@ def _under_way(status: Status, notes: Notes, now: float) -> Standing:
 
 
 def _headless(status: Status, notes: Notes, now: float) -> Standing:
-    """Tell what becomes of a node without HTTP: by its own loader's note, and its process."""
+    """Tell what becomes of a node without HTTP: by its own loader's note, and its process.
+
+    Once seen healthy it stays so while it runs: the note is not in the ledger's end for ever.
+    """
     under_way = _under_way(status, notes, now)
-    if under_way.phase == "loaded":
+    if status.healthy or under_way.phase == "loaded":
         return Standing("serving", "no HTTP on this node; its weights are loaded", is_healthy=True)
     if status.tier == "source" or any(note.get("event") == "fell-back" for note in notes):
         text = "no HTTP on this node, and no note of the source's loader; its process runs"

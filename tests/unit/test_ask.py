@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import ssl
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,11 +103,12 @@ def test_nobody_there_is_told_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - started < SECONDS
 
 
-def test_one_that_hangs_or_trickles_costs_the_bound_and_no_more() -> None:
-    def hang(connection: socket.socket) -> None:
-        while connection.recv(4096):
-            pass
+def hang(connection: socket.socket) -> None:
+    while connection.recv(4096):
+        pass
 
+
+def test_one_that_hangs_or_trickles_costs_the_bound_and_no_more() -> None:
     def trickle(connection: socket.socket) -> None:
         try:
             while True:
@@ -121,6 +124,34 @@ def test_one_that_hangs_or_trickles_costs_the_bound_and_no_more() -> None:
             found = ask(address, 0.3)
             assert time.monotonic() - started < 2.0
         assert found == (None, "no answer within 0.3 s", True)
+
+
+def test_one_that_takes_no_connection_is_not_there() -> None:
+    listener, address = on_a_port()
+    listener.listen(0)
+    waiting = [socket.socket() for _ in range(2)]
+    try:
+        # The kernel takes one more than it was told to; the next one waits.
+        waiting[0].connect((address.host, address.port))
+        waiting[1].setblocking(False)
+        waiting[1].connect_ex((address.host, address.port))
+        assert ask(address, 0.3) == (None, "no answer within 0.3 s", False)
+    finally:
+        for each in (listener, *waiting):
+            each.close()
+
+
+def test_what_connecting_took_is_not_there_for_the_handshake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Each look at the clock finds 2.4 of the 5 seconds gone.
+    clock = SimpleNamespace(monotonic=itertools.count(0.0, 2.4).__next__)
+    monkeypatch.setattr("entrypoint.health.ask.time", clock)
+    listener, address = on_a_port()
+    started = time.monotonic()
+    with answering(listener, hang):
+        assert ask(address._replace(keyfile="k"), SECONDS).status is None
+        assert time.monotonic() - started < 2.0
 
 
 @pytest.fixture(scope="module")

@@ -107,6 +107,10 @@ def test_each_phase_has_its_line_and_is_not_healthy(
         (at(tier="source"), (), "here", "serving", True),
         (at(tier="source"), (), "gone", "failed", False),
         (at("copying"), (), "here", "copying", False),
+        # Nothing of it is in the ledger's end any more.
+        (at(healthy=1.0), (), "here", "serving", True),
+        (at(healthy=1.0), (), "elsewhere", "serving", True),
+        (at(healthy=1.0), (), "gone", "stopped", False),
     ],
 )
 def test_a_node_without_http_goes_by_its_loader_and_its_process(
