@@ -8,11 +8,14 @@ bad flags, or memory that ran out after loading never count against weights.
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from entrypoint.checkpoint.digest import Json
 
 Entry = Mapping[str, Json]
+
+
+_SURVIVED: Final = frozenset({"loaded", "healthy", "fell-back"})
 
 
 class _Attempt:
@@ -23,8 +26,12 @@ class _Attempt:
 
     @property
     def failed(self) -> bool:
-        survived = {"loaded", "stopped", "healthy", "fell-back"}
-        return "loading" in self.events and not self.events & survived
+        return "loading" in self.events and not self.events & (_SURVIVED | {"stopped"})
+
+    @property
+    def tells(self) -> bool:
+        """Whether it came so far that it says something of the weights; a stop before does not."""
+        return "loading" in self.events and bool(self.events & _SURVIVED or self.failed)
 
 
 def failures_in_row(
@@ -52,7 +59,7 @@ def failures_in_row(
     for attempt in reversed(attempts.values()):
         if attempt.failed and attempt.host_boot == host_boot:
             count += not is_alive(*attempt.process)
-        elif "loading" in attempt.events and "stopped" not in attempt.events:
+        elif attempt.tells:
             break
     return count
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Final
 
 from entrypoint.checkpoint.digest import Json
-from entrypoint.state.files import keep_newest
 
-MAX_FILES: Final = 64
+MAX_UNTOLD: Final = 64
+"""One is made at every boot, and matters while that one lives; each costs a hit a stat."""
+
+MAX_TOLD: Final = 256
+"""More than there are boots in the end of the ledger, whose failed attempts they excuse."""
 
 
 def open_note(root: Path, boot: str) -> int | None:
@@ -20,11 +24,21 @@ def open_note(root: Path, boot: str) -> int | None:
     directory = root / "stops"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        keep_newest(directory, "*", MAX_FILES - 1)
+        _forget_oldest(directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(directory / boot, flags, 0o640)
     except OSError:
         return None
+
+
+def _forget_oldest(directory: Path) -> None:
+    with contextlib.suppress(OSError), os.scandir(directory) as files:
+        stats = [(file.stat(), file.path) for file in files]
+        stats.sort(key=lambda pair: pair[0].st_mtime_ns, reverse=True)
+        told = [path for stat, path in stats if stat.st_size]
+        untold = [path for stat, path in stats if not stat.st_size]
+        for path in (*told[MAX_TOLD:], *untold[MAX_UNTOLD - 1 :]):
+            os.unlink(path)
 
 
 def told(root: Path) -> list[dict[str, Json]]:

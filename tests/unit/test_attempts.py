@@ -43,6 +43,7 @@ def dead(_pid: Json, _start: Json) -> bool:
         pytest.param((SERVED, SERVED), 0, id="successes"),
         pytest.param((STOPPED,) * 5, 0, id="rollouts aborted by SIGTERM"),
         pytest.param((FAILED, STOPPED, FAILED), 2, id="a stop neither counts nor ends the row"),
+        pytest.param((FAILED, (*SERVED, "stopped"), FAILED), 1, id="a success that was stopped"),
         pytest.param((FAILED, NEVER_LOADED, FAILED), 2, id="a port in use neither counts nor ends"),
         pytest.param((NEVER_LOADED,) * 5, 0, id="bad flags never count against weights"),
     ],

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from entrypoint.state import stops
-from entrypoint.state.stops import MAX_FILES
+from entrypoint.state.ledger import Ledger
+from entrypoint.state.stops import MAX_TOLD, MAX_UNTOLD
 from entrypoint.vllm_plugin.stop import LOADER_CONFIG, loader_settings
 
 OURS = {"manifest": "m", "boot": "b1", "state": "/s"}
@@ -25,17 +26,26 @@ from entrypoint.state import stops
 sys.modules["vllm.v1.engine.async_llm"] = types.ModuleType("async_llm")
 def own(number, frame):
     raise SystemExit(7)
+number = signal.Signals[os.environ.get("TOLD_BY", "SIGTERM")]
+# Whoever runs this in the background may have had them ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if "own" in sys.argv:
-    signal.signal(signal.SIGTERM, own)
+    signal.signal(number, own)
+if "ignored" in sys.argv:
+    signal.signal(number, signal.SIG_IGN)
 from entrypoint.vllm_plugin import register
 def tell():
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), number)
     signal.pause()
 def child():
     signal.signal(signal.SIGTERM, own)
     tell()
 register(); register()
 if "quiet" in sys.argv:
+    sys.exit(0)
+if "ignored" in sys.argv:
+    os.kill(os.getpid(), number)
     sys.exit(0)
 if "child" in sys.argv:
     worker = multiprocessing.get_context("fork").Process(target=child)
@@ -61,13 +71,27 @@ def line(state: Path, *words: str) -> list[str]:
     return [sys.executable, "-c", SERVER, *words, LOADER_CONFIG, config]
 
 
-@pytest.mark.parametrize(("words", "status"), [((), -signal.SIGTERM), (("own",), 7)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("words", [(), ("own",)])
 def test_a_server_that_is_told_to_stop_leaves_a_note_and_does_as_it_would(
-    tmp_path: Path, words: tuple[str, ...], status: int
+    tmp_path: Path, words: tuple[str, ...], number: signal.Signals
 ) -> None:
-    done = subprocess.run(line(tmp_path, *words), check=False, timeout=60)
-    assert done.returncode == status
+    environ = os.environ | {"TOLD_BY": number.name}
+    done = subprocess.run(
+        line(tmp_path, *words), check=False, timeout=60, env=environ, stderr=subprocess.PIPE
+    )
+    # With Python's own handler, ^C is a KeyboardInterrupt first.
+    assert (b"KeyboardInterrupt" in done.stderr) == (number == signal.SIGINT and not words)
+    assert done.returncode == (7 if words else -number)
     assert stops.told(tmp_path) == TOLD
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_a_server_ignores_tells_it_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    environ = os.environ | {"TOLD_BY": number.name}
+    done = subprocess.run(line(tmp_path, "ignored"), check=False, timeout=60, env=environ)
+    assert done.returncode == 0
+    assert stops.told(tmp_path) == []
 
 
 def test_a_server_that_hears_nothing_leaves_one_too(tmp_path: Path) -> None:
@@ -102,10 +126,42 @@ def test_only_what_boot_says_is_listened_to(argv: list[str], expected: object) -
     assert loader_settings(argv) == expected
 
 
-def test_notes_are_bounded_and_need_no_state_directory(tmp_path: Path) -> None:
-    for number in range(MAX_FILES + 9):
-        assert stops.open_note(tmp_path, f"b{number}") is not None
-    assert len(list((tmp_path / "stops").iterdir())) == MAX_FILES
+def leave_note(root: Path, number: int, text: bytes = b"") -> None:
+    descriptor = stops.open_note(root, f"b{number}")
+    assert descriptor is not None
+    os.write(descriptor, text)
+    os.close(descriptor)
+    os.utime(root / "stops" / f"b{number}", (number, number))
+
+
+def test_every_boot_in_the_end_of_the_ledger_keeps_its_note(tmp_path: Path) -> None:
+    # The smallest lines that an attempt to load can leave; nobody told the servers in between.
+    attempt = dict.fromkeys(("pid", "pid_start", "time", "action", "reason"), 1)
+    for number in range(0, 1000, 2):
+        boot = {"boot": f"b{number}"}
+        digests = {"manifest": "0" * 64, "key": "0" * 64, "host_boot": "0" * 36}
+        Ledger(tmp_path).append({**boot, "event": "attempt", **digests, **attempt})
+        Ledger(tmp_path).append({**boot, "event": "loading", "time": 1, "rank": 0})
+        leave_note(tmp_path, number, b"told")
+        leave_note(tmp_path, number + 1)
+    told = {note["boot"] for note in stops.told(tmp_path)}
+    recent = {entry["boot"] for entry in Ledger(tmp_path).recent()}
+    assert len(recent) > 100
+    assert recent <= told
+
+
+def test_notes_are_bounded_and_the_newest_of_either_kind_stay(tmp_path: Path) -> None:
+    for number in range(1000):
+        leave_note(tmp_path, number, b"told" if number % 2 else b"")
+    kept = sorted(int(path.name[1:]) for path in (tmp_path / "stops").iterdir())
+    odd = [number for number in kept if number % 2]
+    even = [number for number in kept if number % 2 == 0]
+    # The last one was made for 999, and told later.
+    assert odd == list(range(1001 - 2 * (MAX_TOLD + 1), 1000, 2))
+    assert even == list(range(1000 - 2 * (MAX_UNTOLD - 1), 1000, 2))
+
+
+def test_notes_need_no_state_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert stops.open_note(tmp_path / "file", "b") is None
     assert stops.told(tmp_path / "file") == []
