@@ -21,7 +21,13 @@ ACTOR = """#!{python}
 import json, os, pathlib, sys, time
 words = sys.argv[1:]
 if "-c" in words:
-    if "get_device_name" in words[words.index("-c") + 1]:
+    is_probe = "get_device_name" in words[words.index("-c") + 1]
+    at = os.environ.get("ACTOR_AT") == ("probe" if is_probe else "models")
+    if at and os.environ["ACTOR_DOES"] == "hangs":
+        time.sleep(600)
+    if at:
+        sys.exit("Traceback\\nMemoryError")
+    if is_probe:
         print(os.environ["ACTOR_ABOUT"])
     sys.exit(0)
 given = dict(zip(words, words[1:]))
@@ -56,14 +62,18 @@ class Stage:
             program.chmod(0o755)
 
     def run(
-        self, *words: str, gpus: int = 1, shardboot: str | None = "0.1.0"
+        self, *words: str, gpus: int = 1, shardboot: str | None = "0.1.0", **environment: str
     ) -> subprocess.CompletedProcess[str]:
         about = {"vllm": "0.32.0", "shardboot": shardboot, "gpus": ["Fake"] * gpus}
-        environ = os.environ | {
-            "ACTOR_ABOUT": json.dumps(about),
-            "ACTOR_CALLS": str(self.calls),
-            "TMPDIR": str(self.room),
-        }
+        environ = (
+            os.environ
+            | environment
+            | {
+                "ACTOR_ABOUT": json.dumps(about),
+                "ACTOR_CALLS": str(self.calls),
+                "TMPDIR": str(self.room),
+            }
+        )
         done = subprocess.run(
             [SCRIPT, "--vllm", str(self.vllm), *words],
             env=environ,
@@ -101,6 +111,21 @@ def test_without_a_gpu_or_shardboot_nothing_is_run_and_that_is_said(
     assert done.returncode == 77
     assert lacking in done.stderr
     assert done.stderr.endswith("nothing was run, nothing is known\n")
+    assert not done.stdout
+
+
+@pytest.mark.parametrize("at", ["probe", "models"])
+@pytest.mark.parametrize(
+    ("does", "seconds", "says"),
+    [("hangs", 3, "no time left for"), ("fails", 600, "MemoryError; nothing was run")],
+)
+def test_what_fails_or_hangs_before_anything_is_run_says_so_in_time(
+    at: str, does: str, seconds: int, says: str, stage: Stage
+) -> None:
+    done = stage.run("--seconds", str(seconds), ACTOR_AT=at, ACTOR_DOES=does)
+    assert done.returncode == 77
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
     assert not done.stdout
 
 
