@@ -5,52 +5,17 @@ the very same model has that config: one saved from the same full commit, or one
 named.
 """
 
-# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
+from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from entrypoint.checkpoint.layout import model_in_name
-from entrypoint.checkpoint.manifest import Manifest, decode
+from entrypoint.checkpoint.manifest import FileEntry, Manifest, decode
 from entrypoint.errors import ManifestError, NotFoundError, StoreError
+from entrypoint.model.source import StandIn
 from entrypoint.store.base import CheckpointStore
-
-
-class StandIn(NamedTuple):
-    """A checkpoint, for the sake of its model files."""
-
-    store: CheckpointStore
-    manifest: Manifest
-
-    @property
-    def name(self) -> str:
-        """The checkpoint's name."""
-        return self.manifest.name
-
-    @property
-    def model_files(self) -> Mapping[str, str]:
-        """The BLAKE3 of every model file, by its path."""
-        return {entry.path: entry.blake3 for entry in self.manifest.files if entry.role == "model"}
-
-    @contextmanager
-    def laid_out(self) -> Iterator[str]:
-        """Yield a directory with the model files and nothing else, verified; gone afterwards.
-
-        Raises: DamagedError; StoreError; StagingError.
-        """
-        import tempfile  # noqa: PLC0415 - only when vLLM is asked
-
-        from entrypoint.store import staging, transfer  # noqa: PLC0415
-
-        entries = [entry for entry in self.manifest.files if entry.role == "model"]
-        with (
-            tempfile.TemporaryDirectory(prefix="shardboot-model.") as directory,
-            staging.begin(Path(directory), self.name) as staged,
-        ):
-            transfer.copy(self.store, self.name, self.manifest, entries, staged)
-            yield str(staged.path)
 
 
 def find(
@@ -67,8 +32,37 @@ def find(
         for manifest in _manifests(store, named, word):
             source = manifest.source
             if named is not None or (source.name, source.revision) == (word, commit):
-                return StandIn(store, manifest)
+                return _of(store, manifest)
     return None
+
+
+def _of(store: CheckpointStore, manifest: Manifest) -> StandIn:
+    entries = [entry for entry in manifest.files if entry.role == "model"]
+    return StandIn(
+        name=manifest.name,
+        model_files={entry.path: entry.blake3 for entry in entries},
+        laid_out=lambda: _laid_out(store, manifest, entries),
+    )
+
+
+@contextmanager
+def _laid_out(
+    store: CheckpointStore, manifest: Manifest, entries: Sequence[FileEntry]
+) -> Iterator[str]:
+    """Yield a directory with `entries` and nothing else, verified; gone afterwards.
+
+    Raises: DamagedError; StoreError; StagingError.
+    """
+    import tempfile  # noqa: PLC0415 - only when vLLM is asked
+
+    from entrypoint.store import staging, transfer  # noqa: PLC0415
+
+    with (
+        tempfile.TemporaryDirectory(prefix="shardboot-model.") as directory,
+        staging.begin(Path(directory), manifest.name) as staged,
+    ):
+        transfer.copy(store, manifest.name, manifest, entries, staged)
+        yield str(staged.path)
 
 
 def _manifests(store: CheckpointStore, named: str | None, word: str) -> Iterator[Manifest]:

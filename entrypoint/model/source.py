@@ -1,10 +1,10 @@
 """The source as one boot sees it: looked at once, and read only when nothing cheaper tells."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import NamedTuple
 
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.log import Log
@@ -19,22 +19,16 @@ from entrypoint.model.survey import Survey, survey
 from entrypoint.state.memory import Memory
 
 
-class StandIn(Protocol):
-    """A checkpoint of a model that is not on this node, for the sake of its model files."""
+class StandIn(NamedTuple):
+    """A checkpoint of a model that is not on this node, for the sake of its model files.
 
-    @property
-    def name(self) -> str:
-        """The checkpoint's name."""
-        ...
+    `model_files`: the BLAKE3 of each, by its path. `laid_out()` gives a directory with them and
+    nothing else, verified; gone afterwards.
+    """
 
-    @property
-    def model_files(self) -> Mapping[str, str]:
-        """The BLAKE3 of every model file, by its path."""
-        ...
-
-    def laid_out(self) -> AbstractContextManager[str]:
-        """Yield a directory with the model files and nothing else, verified; gone afterwards."""
-        ...
+    name: str
+    model_files: Mapping[str, str]
+    laid_out: Callable[[], AbstractContextManager[str]]
 
 
 class SourceView:
