@@ -50,6 +50,7 @@ class SourceFile(NamedTuple):
 class Survey(NamedTuple):
     """What a look at the source found; `directory` is None when it is not on this machine.
 
+    `revision`: the full commit; of a source that is not here, only as the words name it.
     `timed_out`: the look hung, so nothing is known. `denied`: the path this user may not read.
     `broken`: what is wrong with the source that is there, so that it is as good as none.
     """
@@ -108,14 +109,16 @@ def look(word: str, revision: str | None, environ: Mapping[str, str]) -> Survey:
 
 def _look(word: str, revision: str | None, environ: Mapping[str, str]) -> Survey:
     directory, commit = _locate(word, revision, environ)
+    # A branch moves on: what it was when a config was fetched is not what vLLM would load today.
+    absent = Survey(word=word, revision=_full_commit(revision))
     if directory is None:
-        return Survey(word=word, revision=commit)
+        return absent
     if _is_checkpoint(directory):
         return Survey(word=word, directory=str(directory.resolve()), is_checkpoint=True)
     weights, model_files = _files(str(directory))
     if not weights and not Path(word).is_dir():
         # A hub id of which only the config was fetched so far.
-        return Survey(word=word, revision=commit)
+        return absent
     return Survey(
         word=word,
         directory=str(directory),
@@ -144,21 +147,26 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 def _locate(
     word: str, revision: str | None, environ: Mapping[str, str]
 ) -> tuple[Path | None, str | None]:
-    """Return the source's directory and commit: a path as given, or a hub id's cached snapshot."""
+    """Return the source's directory and commit: a path as given, or a hub id's cached snapshot.
+
+    None and None when it is not here.
+    """
     path = Path(word)
     if path.is_dir():
         # vLLM takes the directory as it is; a snapshot's own name is its commit.
         is_snapshot = path.parent.name == "snapshots" and _COMMIT.fullmatch(path.name)
         return path.absolute(), path.name if is_snapshot else None
-    named = revision if revision and _COMMIT.fullmatch(revision) else None
     if not _HUB_ID.fullmatch(word):
-        return None, named
-    repository = hub_cache(environ) / f"models--{word.replace('/', '--')}"
-    commit = named or _reference(repository, revision or "main")
-    if commit is None:
         return None, None
-    snapshot = repository / "snapshots" / commit
-    return (snapshot if snapshot.is_dir() else None), commit
+    repository = hub_cache(environ) / f"models--{word.replace('/', '--')}"
+    commit = _full_commit(revision) or _reference(repository, revision or "main")
+    if commit is None or not (repository / "snapshots" / commit).is_dir():
+        return None, None
+    return repository / "snapshots" / commit, commit
+
+
+def _full_commit(revision: str | None) -> str | None:
+    return revision if revision and _COMMIT.fullmatch(revision) else None
 
 
 def _reference(repository: Path, revision: str) -> str | None:

@@ -154,6 +154,23 @@ def test_what_is_not_on_this_machine_is_absent(
     assert (found.directory, found.revision, found.timed_out) == (None, known, False)
 
 
+@pytest.mark.parametrize(("revision", "known"), [(None, None), (COMMIT, COMMIT)])
+def test_a_model_of_which_only_the_config_was_fetched_has_the_commit_of_the_words_alone(
+    tmp_path: Path, revision: str | None, known: str | None
+) -> None:
+    """The branch that it was fetched from may have moved since."""
+    (hub(tmp_path) / "model.safetensors").unlink()
+    found = look("org/model", revision, HF_HUB_CACHE=str(tmp_path))
+    assert (found.directory, found.revision) == (None, known)
+
+
+def test_a_branch_of_a_model_that_is_not_here_names_no_commit(tmp_path: Path) -> None:
+    hub(tmp_path)
+    (tmp_path / "models--org--model" / "refs" / "main").write_text("f" * 40)
+    found = look("org/model", HF_HUB_CACHE=str(tmp_path))
+    assert (found.directory, found.revision) == (None, None)
+
+
 def test_a_reference_may_not_lead_elsewhere(tmp_path: Path) -> None:
     hub(tmp_path)
     (tmp_path / "models--org--model" / "refs" / "main").write_text("../../../etc")
