@@ -192,8 +192,9 @@ def notify(environ: Mapping[str, str], line: str, *, is_moving: bool) -> None:
         state += f"EXTEND_TIMEOUT_USEC={EXTENSION_SECONDS * 1_000_000}\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, suppress(OSError):
         channel.settimeout(POLL_SECONDS)
-        # "@" stands for the NUL that begins an abstract name.
-        channel.sendto(state.encode(), address.replace("@", "\0", 1))
+        # In front, "@" stands for the NUL that begins an abstract name.
+        place = "\0" + address[1:] if address[0] == "@" else address
+        channel.sendto(state.encode(), place)
 
 
 COMMANDS: Final[dict[str, click.Command]] = {
