@@ -5,6 +5,7 @@ After exec shardboot sees nothing: what must be known later is written here befo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -29,6 +30,11 @@ class Ledger:
         """The current file."""
         return self.root / "ledger.jsonl"
 
+    @property
+    def older(self) -> Path:
+        """The file before it; between a rotation and the next line there is no other."""
+        return self.root / "ledger.1.jsonl"
+
     def append(self, entry: dict[str, Json]) -> bool:
         """Add one line in one write; return False where nothing can be written.
 
@@ -46,16 +52,22 @@ class Ledger:
                 # The line that a crash tore must not swallow this one.
                 torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
                 os.write(descriptor, (b"\n" if torn else b"") + canonical(entry) + b"\n")
+                if size > MAX_LEDGER_BYTES:
+                    self._rotate(descriptor)
             finally:
                 os.close(descriptor)
-            if size > MAX_LEDGER_BYTES:
-                self.path.replace(self.root / "ledger.1.jsonl")
         except OSError:
             return False
         return True
 
+    def _rotate(self, descriptor: int) -> None:
+        """Begin a new file, unless another process just did so with the one that was written to."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), os.lstat(self.path)):
+                self.path.replace(self.older)
+
     def recent(self) -> list[dict[str, Json]]:
-        """Return the latest whole lines, oldest first; one small read."""
+        """Return the latest whole lines, oldest first; a small read or two."""
         return list(_whole(self._tail()))
 
     def recent_of(self, boot: str) -> list[dict[str, Json]]:
@@ -65,22 +77,26 @@ class Ledger:
         return [entry for entry in _whole(b"\n".join(lines)) if entry.get("boot") == boot]
 
     def _tail(self) -> bytes:
-        try:
-            with self.path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(max(0, size - RECENT_BYTES))
-                return file.read(RECENT_BYTES)
-        except OSError:
-            return b""
+        tail = _end_of(self.path, RECENT_BYTES)
+        return _end_of(self.older, RECENT_BYTES - len(tail)) + tail
 
     def entries(self) -> Iterator[dict[str, Json]]:
         """Yield every whole line, oldest first; what is torn or foreign is skipped."""
-        for path in (self.root / "ledger.1.jsonl", self.path):
+        for path in (self.older, self.path):
             try:
                 data = read_bounded(path, 4 * MAX_LEDGER_BYTES)
             except (OSError, ValueError):
                 continue
             yield from _whole(data)
+
+
+def _end_of(path: Path, count: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - count))
+            return file.read(count)
+    except OSError:
+        return b""
 
 
 def _whole(data: bytes) -> Iterator[dict[str, Json]]:

@@ -4,11 +4,17 @@ One small file each, by the manifest's digest, or by a key's where nothing was c
 beside the stores, so that they outlive the checkpoints. What shardboot found itself counts until
 another version of it may find otherwise; what people said, and boots that died, count until taken
 back.
+
+A file that is there and cannot be read rejects: somebody meant this very checkpoint. A directory
+that may not be searched rejects none. It would be all of them, for a reason that nobody gave; and
+what keeps wrong weights out does not lie there: the key, the proof, the loader's look at every
+tensor. It may hide what a person said: boot says that the state directory is of no use.
 """
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -24,14 +30,8 @@ LASTING: Final = ("quarantined", "operator")
 
 
 PUBLIC: Final = 0o644
+PUBLIC_DIRECTORY: Final = 0o755
 """No secret, and an operator who is root writes what the service user must read."""
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return True
 
 
 class Rejection(NamedTuple):
@@ -52,8 +52,9 @@ class Rejections:
         path = self._path(digest)
         entry = read_json(path)
         if not isinstance(entry, dict):
-            # What is there and cannot be read may have been written by root: better safe.
-            return Rejection("operator", f"{path}: cannot be read") if _is_there(path) else None
+            # False where the directory may not be searched.
+            is_there = os.path.exists(path)
+            return Rejection("operator", f"{path}: cannot be read") if is_there else None
         found = Rejection(str(entry.get("kind")), str(entry.get("reason", "no reason kept")))
         lapsed = entry.get("shardboot", __version__) != __version__ and found.kind not in LASTING
         return None if lapsed else found
@@ -68,7 +69,10 @@ class Rejections:
         }
         path = self._path(digest)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.is_dir():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # The umask of whoever rejects must not hide it.
+                path.parent.chmod(PUBLIC_DIRECTORY)
             write_json(path, entry, PUBLIC)
         except OSError:
             return False

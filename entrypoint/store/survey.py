@@ -38,13 +38,15 @@ def uses_here(state: Path) -> Mapping[str, Use]:
     Raises: StoreError where the ledger is there and cannot be read: who serves must be known.
     """
     ledger = Ledger(state)
-    try:
-        ledger.path.open("rb").close()
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        hint = "run as the service user: only the ledger tells who serves, where locks lie"
-        raise StoreError(f"{ledger.path}: {error.strerror}", hint=hint) from error
+    for path in (ledger.older, ledger.path):
+        try:
+            path.open("rb").close()
+        except FileNotFoundError:
+            # No boot yet, or none since the ledger began a new file.
+            continue
+        except OSError as error:
+            hint = "run as the service user: only the ledger tells who serves, where locks lie"
+            raise StoreError(f"{path}: {error.strerror}", hint=hint) from error
     return uses(ledger.entries(), process.host_boot())
 
 

@@ -145,6 +145,39 @@ def test_the_ledger_is_bounded_and_keeps_one_older_file(
     assert numbers == list(range(200))[-len(numbers) :]
 
 
+def test_the_latest_lines_are_there_after_a_new_file_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "MAX_LEDGER_BYTES", 0)
+    book = Ledger(tmp_path)
+    entries: list[dict[str, Json]] = [{"boot": "b1", "event": e} for e in ("loading", "loaded")]
+    for entry in entries:
+        assert book.append(entry)
+    assert not book.path.exists()
+    assert book.recent() == book.recent_of("b1") == entries
+    book.append({"boot": "b2"})
+    assert book.recent() == [*entries, {"boot": "b2"}]
+
+
+def test_of_two_that_begin_a_new_file_at_once_neither_loses_the_older_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, write = Ledger(tmp_path), os.write
+    book.append({"n": 0})
+    monkeypatch.setattr(ledgers, "MAX_LEDGER_BYTES", 7)
+
+    def write_and_be_overtaken(descriptor: int, data: bytes) -> int:
+        written = write(descriptor, data)
+        monkeypatch.setattr(os, "write", write)
+        for number in (2, 3):
+            book.append({"n": number})
+        return written
+
+    monkeypatch.setattr(os, "write", write_and_be_overtaken)
+    assert book.append({"n": 1})
+    assert [entry["n"] for entry in book.entries()] == [0, 1, 2, 3]
+
+
 def test_a_look_at_the_latest_lines_is_one_small_read(tmp_path: Path) -> None:
     book = Ledger(tmp_path)
     with book.path.open("w") as file:
@@ -205,6 +238,37 @@ def test_what_shardboot_found_counts_until_another_version_may_find_otherwise(
     assert book.find("d") == Rejection(kind, "why")
     monkeypatch.setattr(rejections, "__version__", "9.9.9")
     assert (book.find("d") is not None) is lasts
+
+
+def test_a_rejection_that_cannot_be_read_counts(tmp_path: Path) -> None:
+    book = Rejections(tmp_path)
+    assert book.add("d", "operator", "why")
+    (tmp_path / "rejections" / "d.json").write_bytes(b"\xff")
+    found = book.find("d")
+    assert found is not None
+    assert "cannot be read" in found.reason
+    assert book.find("e") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_a_directory_that_may_not_be_searched_rejects_nothing(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    assert Rejections(tmp_path / "state").add("d", "operator", "why")
+    os.seteuid(2000)
+    try:
+        found = [Rejections(tmp_path / "state").find(digest) for digest in "de"]
+    finally:
+        os.seteuid(0)
+    assert found == [None, None]
+
+
+def test_what_root_rejects_is_read_by_the_service_user_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        assert Rejections(tmp_path).add("d", "operator", "why")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "rejections").stat().st_mode & 0o777 == 0o755
 
 
 def test_of_many_logs_the_newest_stay(tmp_path: Path) -> None:

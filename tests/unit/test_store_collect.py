@@ -178,11 +178,20 @@ def test_where_there_are_no_locks_nothing_goes(
     assert len(store.names()) == 3
 
 
-def test_a_ledger_that_cannot_be_read_is_no_silence_about_servers(
+def test_who_serves_is_known_when_the_ledger_has_just_begun_a_new_file(
     store: DirectoryStore, state: Path, releases: list[Manifest]
 ) -> None:
+    serve(state, releases[0])
+    (state / "ledger.jsonl").rename(state / "ledger.1.jsonl")
+    assert reasons(run(store, state))[releases[0].name] == "running"
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "ledger.1.jsonl"])
+def test_a_ledger_that_cannot_be_read_is_no_silence_about_servers(
+    name: str, store: DirectoryStore, state: Path, releases: list[Manifest]
+) -> None:
     # For root as for others.
-    (state / "ledger.jsonl").mkdir(parents=True)
+    (state / name).mkdir(parents=True)
     with pytest.raises(StoreError, match="ledger"):
         run(store, state)
 
