@@ -159,6 +159,12 @@ def test_checkpoint_records_what_its_source_records(kind: str, tp: int, benches:
         print(verdict.discrepancies)
         assert bench.load("control")["status"] == "ok"
         verdict = proof.compare(source, found, bench.evidence("control"))
+    if not verdict.proves:
+        # Once more, as `prover.prove` does: this process may have been the one that differs.
+        print(verdict.discrepancies)
+        assert bench.load("checkpoint")["status"] == "ok"
+        found = bench.evidence("checkpoint")
+        verdict = proof.compare(source, found, bench.evidence("control"))
     assert verdict.proves, verdict.discrepancies
 
 
@@ -181,7 +187,9 @@ def test_one_wrong_bit_shows_before_post_processing_and_after(benches: Any) -> N
     wrong.manifest = flip_bit(wrong.checkpoint, bench.manifest, "model.layers.1.mlp.down_proj")
     assert wrong.load("checkpoint") == {"status": "ok"}
     source, found = bench.evidence("source"), wrong.evidence("checkpoint")
-    assert differing(source, found, "before") == [
+    before = differing(source, found, "before")
+    # Recomputed tables differ between processes now and then, whatever the weights are.
+    assert [name for name in before if "cos_sin_cache" not in name] == [
         "rank 0 before model.layers.1.mlp.down_proj.weight"
     ]
     assert differing(source, found, "after") == ["rank 0 after model.layers.1.mlp.down_proj"]

@@ -54,7 +54,7 @@ pytestmark = pytest.mark.vllm
 MODELS = Path(__file__).parents[1] / "models.py"
 
 BATCH = """
-import importlib.util, json, os, sys
+import importlib.util, json, os, signal, sys
 spec = importlib.util.spec_from_file_location("resolve", sys.argv[1])
 resolve = importlib.util.module_from_spec(spec)
 sys.modules["resolve"] = resolve
@@ -65,6 +65,8 @@ out = os.fdopen(int(sys.argv[2]), "w")
 for words, environ in json.load(sys.stdin):
     pid = os.fork()
     if pid == 0:
+        # A lock that another thread held at the fork would be waited for without end.
+        signal.alarm(120)
         os.environ.update(environ)
         try:
             found = resolve.answer(words)

@@ -19,6 +19,8 @@ from entrypoint.state.ledger import Ledger
 
 pytestmark = pytest.mark.vllm
 
+IN_ORDER = ("deciding", "saving", "starting", "loading", "loaded", "serving")
+
 SHARDBOOT = str(Path(sys.executable).with_name("shardboot"))
 
 
@@ -65,7 +67,7 @@ def unit(tmp_path_factory: pytest.TempPathFactory) -> Unit:
 def phases(said: str) -> list[str]:
     """Return what `wait` went through; what lasts less than a look may be missing."""
     told = [line.partition(":")[0] for line in said.splitlines()]
-    return [phase for phase, _ in groupby(told) if phase not in ("unknown", "loading")]
+    return [phase for phase, _ in groupby(told) if phase != "unknown"]
 
 
 def events(unit: Unit) -> Sequence[str]:
@@ -76,7 +78,9 @@ def test_a_boot_is_watched_from_its_start_until_vllm_serves(unit: Unit) -> None:
     with unit.serve() as server:
         status, said = unit.ask("wait", "--timeout", "10min")
         assert status == 0, said + server.last_lines()
-        assert phases(said) == ["deciding", "saving", "starting", "loaded", "serving"]
+        seen = phases(said)
+        assert {"saving", "serving"} <= set(seen)
+        assert seen == [phase for phase in IN_ORDER if phase in seen]
         assert said.endswith(f"serving: saved on https://127.0.0.1:{unit.port}\n")
         status, found = unit.health()
         assert (status, found["phase"], found["pid"]) == (0, "serving", server.process.pid)
