@@ -3,12 +3,12 @@
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from entrypoint import stand_in
-from entrypoint.checkpoint.finding import Absent, Complete, Finding, Unreachable
+from entrypoint.checkpoint.finding import Absent, Complete, Finding, Rejected, Unreachable
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import model_in_name
 from entrypoint.checkpoint.manifest import Manifest
@@ -88,8 +88,22 @@ def doubted(boot: Boot, assessment: Assessment, found: Finding) -> Assessment:
     store, resolution = assessment.shared_store, assessment.resolution
     if store is not None and resolution is not None and situation.has_source:
         wanted = _wanted(boot.settings, resolution, assessment.source)
+        before = assessment.situation.local
+        if isinstance(found, Rejected) and isinstance(before, Complete):
+            wanted = _rejecting(wanted, before.manifest, found)
         situation = situation._replace(shared=_look_far(store, wanted, boot.memory))
     return assessment._replace(situation=situation)
+
+
+def _rejecting(wanted: Wanted, doubted: Manifest, found: Rejected) -> Wanted:
+    """Reject the very same also where nobody could keep that, or a plan must not."""
+
+    def rejection(manifest: Manifest) -> Rejection | None:
+        if manifest.content == doubted.content:
+            return Rejection(found.kind, found.reason)
+        return wanted.rejection(manifest)
+
+    return wanted._replace(rejection=rejection)
 
 
 def assess(boot: Boot) -> Assessment:
@@ -115,8 +129,7 @@ def assess_again(boot: Boot) -> Assessment:
     )
 
     def find_stand_in(word: str, commit: str | None) -> StandIn | None:
-        far = shared_store is not None and _answers(shared_store)
-        stores = [local_store, *([shared_store] if shared_store is not None and far else [])]
+        stores = _in_turn(local_store, shared_store)
         return stand_in.find(stores, settings.checkpoint, word, commit)
 
     source = SourceView(boot.environ, memory, boot.log, find_stand_in)
@@ -137,6 +150,13 @@ def assess_again(boot: Boot) -> Assessment:
         shared_store=shared_store,
         situation=situation,
     )
+
+
+def _in_turn(local: DirectoryStore, shared: CheckpointStore | None) -> Iterator[CheckpointStore]:
+    yield local
+    # Only now: a mount that hangs takes seconds to be known as one.
+    if shared is not None and _answers(shared):
+        yield shared
 
 
 def _situation(

@@ -18,12 +18,11 @@ from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
 from entrypoint.checkpoint.inspect import verify_deep
 from entrypoint.checkpoint.key import Key
-from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.config import Settings
 from entrypoint.engine.executable import locate, with_plugin
 from entrypoint.errors import RefusedError, ShardbootError
 from entrypoint.log import Log, human_bytes
-from entrypoint.plan import Action, Obstacle, decide
+from entrypoint.plan import Action, Obstacle, decide, in_words, lack
 from entrypoint.state import process, stops
 from entrypoint.state.attempts import delay_seconds, failures_in_row
 from entrypoint.state.ledger import Ledger
@@ -166,6 +165,7 @@ def _note(boot: Boot, action: Action, key: Key | None, taken: Sequence[str] = ()
 def settle(boot: Boot, assessment: Assessment) -> tuple[Action, Assessment, list[str]]:
     """Take steps until there is a checkpoint to reuse, or only the source or a refusal is left.
 
+    Each kind of step is taken once at most: where what it made does not last, so would the next.
     Return the last action, what was known then, and the reasons of all steps taken.
     """
     taken: list[str] = []
@@ -178,21 +178,31 @@ def settle(boot: Boot, assessment: Assessment) -> tuple[Action, Assessment, list
                 continue
         if action.kind not in ("copy", "save"):
             return action, assessment, taken
+        if any(step.startswith(f"{action.kind}:") for step in taken):
+            assessment = _not_again(assessment, action.kind)
+            continue
         taken.append(f"{action.kind}: {action.reason}")
         assessment = _step(boot, assessment, action)
+
+
+def _not_again(assessment: Assessment, kind: str) -> Assessment:
+    """Return the assessment with why a step that this boot has taken stands in its own way."""
+    local = assessment.situation.local
+    text = f"a {kind} was made in this boot already, and {in_words('local', local)}"
+    return _with(assessment, **{f"no_{kind}": lack("local", local, text)})
 
 
 def _doubt(boot: Boot, action: Action) -> Damaged | Rejected | None:
     """Return why a complete checkpoint is not served after all: its past, or its bytes."""
     manifest = action.manifest
     assert manifest is not None  # reuse always names one
-    if (quarantined := given_up(boot, action)) is not None:
+    failures = failures_so_far(boot, action)
+    if (quarantined := given_up(boot, action, failures)) is not None:
         reason = quarantined.reason
         Rejections(boot.settings.state_dir).add(manifest.content, "quarantined", reason)
         hint = f"`shardboot unreject {manifest.name}` gives it another chance"
         boot.log.line("local.quarantined", f"{manifest.name}: {reason}; {hint}")
         return quarantined
-    failures = failures_so_far(boot, Path(str(action.path)), manifest)
     if failures:
         seconds = delay_seconds(failures)
         text = f"{manifest.name}: {failures} boots died while loading it; waiting {seconds:.0f} s"
@@ -205,26 +215,25 @@ def _doubt(boot: Boot, action: Action) -> Damaged | Rejected | None:
     return None
 
 
-def given_up(boot: Boot, action: Action) -> Rejected | None:
-    """Return the checkpoint as rejected if too many boots in a row died on it. Changes nothing."""
-    manifest = action.manifest
-    assert manifest is not None
-    failures = failures_so_far(boot, Path(str(action.path)), manifest)
+def given_up(boot: Boot, action: Action, failures: int) -> Rejected | None:
+    """Return the checkpoint as rejected if so many boots that died are too many."""
+    assert action.manifest is not None
     if failures < boot.settings.quarantine_after:
         return None
     reason = f"{failures} boots in a row died while loading it"
-    return Rejected(manifest.name, "quarantined", reason)
+    return Rejected(action.manifest.name, "quarantined", reason)
 
 
-def failures_so_far(boot: Boot, checkpoint: Path, manifest: Manifest) -> int:
+def failures_so_far(boot: Boot, action: Action) -> int:
     """Return how many boots in a row died on it; none while another server still holds it."""
+    assert action.manifest is not None
     failures = failures_in_row(
         [*Ledger(boot.settings.state_dir).recent(), *stops.told(boot.settings.state_dir)],
-        manifest.digest,
+        action.manifest.digest,
         process.host_boot(),
         process.is_alive,
     )
-    return failures if failures and lock.is_free(checkpoint) else 0
+    return failures if failures and lock.is_free(Path(str(action.path))) else 0
 
 
 def deep_look(boot: Boot, action: Action) -> Damaged | None:

@@ -9,7 +9,7 @@ import click
 
 from entrypoint import steps
 from entrypoint.assess import Assessment, Boot, assess, doubted
-from entrypoint.boot import given_up
+from entrypoint.boot import failures_so_far, given_up
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import (
     Absent,
@@ -37,9 +37,11 @@ def plan(ctx: click.Context, /, output: str, **flags: Any) -> None:
     this = new_boot(flags, ctx.obj["words"], ctx.obj["environ"], touches_store=False)
     assessment = assess(this)
     action = decide(assessment.situation, this.policy)
-    if action.kind == "reuse" and (found := given_up(this, action)) is not None:
-        assessment = doubted(this, assessment, found)
-        action = decide(assessment.situation, this.policy)
+    if action.kind == "reuse":
+        found = given_up(this, action, failures_so_far(this, action))
+        if found is not None:
+            assessment = doubted(this, assessment, found)
+            action = decide(assessment.situation, this.policy)
     emit(output, plan_json(assessment, action), *plan_lines(assessment, action))
 
 

@@ -117,7 +117,7 @@ def step(situation: Situation, kind: Literal["copy", "save"]) -> Action:
         return Action(kind="save", reason="operator", text=in_words("local", situation.local))
     if isinstance(situation.shared, Complete):
         return _of(situation.shared, "copy", "shared.hit", "the shared store has it")
-    return _refuse(_lack("shared", situation.shared, in_words("shared", situation.shared)))
+    return _refuse(lack("shared", situation.shared, in_words("shared", situation.shared)))
 
 
 def _is_unfit(finding: Finding) -> bool:
@@ -162,11 +162,11 @@ def _miss(local: Finding, shared: Finding) -> Obstacle:
     if shared != Absent("not configured"):
         text += f"; {in_words('shared', shared)}"
     if isinstance(local, Absent) and not isinstance(shared, Absent):
-        return _lack("shared", shared, text)
-    return _lack("local", local, text)
+        return lack("shared", shared, text)
+    return lack("local", local, text)
 
 
-def _lack(store: str, finding: Finding, text: str) -> Obstacle:
+def lack(store: str, finding: Finding, text: str) -> Obstacle:
     """Return why one store does not serve, by its finding's own code."""
     if isinstance(finding, Rejected):
         code = _REJECTED_EXIT_CODES.get(finding.kind, 51)

@@ -1,6 +1,7 @@
 """One step of a boot: copy, save or push a checkpoint, as the only process of this host.
 
-When a step raises, every store is as it was.
+When a step raises, nothing of it is published. What had to make way for it stays away: a damaged
+checkpoint of the same name, and those evicted for room.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 
 from entrypoint.assess import Assessment, Boot, assess_again
 from entrypoint.checkpoint.digest import digest_json
-from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
+from entrypoint.checkpoint.finding import Complete, Damaged, Finding, Rejected
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import (
     ConfigError,
@@ -70,13 +71,22 @@ def alone(
 def _made_meanwhile(boot: Boot, assessment: Assessment) -> Manifest | None:
     """Look again, now that nobody else is at it."""
     before, now = assessment.situation.local, assess_again(boot).situation.local
-    if not isinstance(now, Complete):
-        return None
-    if isinstance(before, Damaged) and before.name == now.manifest.name:
-        # Known to be damaged by a deeper look than this one.
+    if not isinstance(now, Complete) or _is_known_bad(before, now.manifest.name):
         return None
     boot.log.line("local.hit", f"another process has made {now.manifest.name} meanwhile")
     return now.manifest
+
+
+def _is_known_bad(before: Finding, name: str) -> bool:
+    """Tell whether this boot knows more of it than another look: every byte, or who died on it."""
+    match before:
+        case Rejected(kind="unproved"):
+            # A proof may have come meanwhile.
+            return False
+        case Damaged() | Rejected():
+            return before.name == name
+        case _:
+            return False
 
 
 def copy_here(boot: Boot, assessment: Assessment, action: Action) -> Manifest:
@@ -118,7 +128,7 @@ def transport(
 ) -> Manifest:
     """Copy one checkpoint between stores, verified in the stream; return it as published.
 
-    When this raises, `target` is as it was. It must have room.
+    When this raises, nothing is published in `target`. It must have room.
     """
     from entrypoint.store import transfer  # noqa: PLC0415 - a hit copies nothing
 

@@ -12,7 +12,6 @@ from typing import Final, NoReturn
 
 from entrypoint.checkpoint.digest import Json
 
-
 STDERR: Final = 2
 
 

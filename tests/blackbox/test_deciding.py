@@ -291,14 +291,41 @@ def test_boots_that_died_while_loading_quarantine_unless_they_were_told_to_stop(
     house: House, told: bool, reason: str
 ) -> None:
     house.serve()
+    three_die_loading(house, told=told)
+    found = house.run("plan", "--format", "json", house.model, "-tp", 2).json
+    assert found["reason"] == reason
+
+
+def three_die_loading(house: House, *, told: bool = False) -> None:
+    before = len(house.ledger)
     for _ in range(3):
         house.serve("--port", "1")
-    for entry in house.ledger[1:]:
+    for entry in house.ledger[before:]:
         about = {"boot": entry["boot"], "event": "loading"}
         assert Ledger(house.state).append(about)
         note = stops.open_note(house.state, entry["boot"])
         assert note is not None
         os.write(note, b"told" if told else b"")
         os.close(note)
-    found = house.run("plan", "--format", "json", house.model, "-tp", 2).json
-    assert found["reason"] == reason
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_what_boots_died_on_is_not_copied_again_from_the_shared_store(
+    house: House, is_kept: bool
+) -> None:
+    house.serve()
+    house.shared_copy()
+    (house.root / "local-before").rename(house.local)
+    three_die_loading(house)
+    if not is_kept:
+        # As on a state directory that can be read and not written.
+        (house.state / "rejections").write_text("")
+    decided = house.plan(SHARDBOOT_SHARED=house.shared)
+    boot = house.serve(SHARDBOOT_SHARED=house.shared)
+    assert boot.words == [str(house.model), "-tp", "2"]
+    assert (boot.events[-1], decided["reason"]) == ("local.quarantined", "local.quarantined")
+    assert (decided["action"], decided["findings"]["shared"]["kind"]) == (
+        "serve-source",
+        "quarantined",
+    )
+    assert "copy.done" not in boot.events

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from checkpoints import make_checkpoint
+from checkpoints import make_checkpoint, make_key
 
 from entrypoint import prover, steps
 from entrypoint.assess import Assessment, Boot
-from entrypoint.checkpoint.finding import Rejected
+from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Finding, Rejected
 from entrypoint.config import resolve
+from entrypoint.engine.executable import Executable
 from entrypoint.errors import OwnershipError
 from entrypoint.log import Log
+from entrypoint.plan import Action, Situation
 from entrypoint.state import reporter, status
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejections
@@ -80,3 +82,37 @@ def test_a_proof_that_cannot_be_kept_is_an_error_of_ours(bench: tuple[Boot, Asse
     with pytest.raises(OwnershipError, match=f"{state}: the proof cannot be kept") as caught:
         steps.prove_here(*bench)
     assert "service user" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("before", "is_made"),
+    [
+        (Absent(), False),
+        (Damaged("tiny", ("a bit flipped",)), True),
+        (Damaged("other", ("a bit flipped",)), False),
+        (Rejected("tiny", "quarantined", "3 boots died"), True),
+        (Rejected("other", "quarantined", "3 boots died"), False),
+        (Rejected("tiny", "unproved", "no proof yet"), False),
+    ],
+    ids=["absent", "damaged", "another damaged", "given up", "another given up", "unproved"],
+)
+def test_what_lies_there_is_made_by_another_process_unless_this_boot_knows_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Finding, is_made: bool
+) -> None:
+    there, fresh = (make_checkpoint(tmp_path / name, name="tiny") for name in ("local", "fresh"))
+    local = DirectoryStore(tmp_path / "local")
+    assessment = Assessment(
+        engine=Executable("vllm", "python"),
+        resolution=cast("Any", SimpleNamespace(key=make_key(), model_word="org/model")),
+        source=cast("Any", None),
+        local_store=local,
+        shared_store=None,
+        situation=Situation(local=before, shared=Absent()),
+    )
+    found = Situation(local=Complete(there, str(local.path("tiny"))), shared=Absent())
+    monkeypatch.setattr(steps, "assess_again", lambda _: assessment._replace(situation=found))
+    settings = resolve({"local_dir": str(local.root)}, {})
+    boot = Boot(settings, (), {}, Log("b", descriptor=-1), Reporter(None, "b", Address()))
+    action = Action("copy", "shared.hit", "")
+    made = steps.alone(boot, assessment, action, lambda *_: fresh)
+    assert made is (fresh if is_made else there)

@@ -1,0 +1,123 @@
+"""How a boot takes its steps: each once, and every fact looked up once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from checkpoints import make_checkpoint
+
+from entrypoint import assess, boot, stand_in, steps
+from entrypoint.assess import Assessment, Boot
+from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Finding
+from entrypoint.config import resolve
+from entrypoint.engine.executable import Executable
+from entrypoint.log import Log
+from entrypoint.plan import Situation
+from entrypoint.state.ledger import Ledger
+from entrypoint.state.reporter import Reporter
+from entrypoint.state.status import Address
+from entrypoint.store.directory import DirectoryStore
+
+
+def a_boot(tmp_path: Path, **settings: str) -> Boot:
+    merged = resolve(settings, {"SHARDBOOT_STATE_DIR": str(tmp_path / "state")})
+    return Boot(merged, (), {}, Log("b", descriptor=-1), Reporter(None, "b", Address()))
+
+
+def assessed(store: DirectoryStore, local: Finding, shared: Finding) -> Assessment:
+    return Assessment(
+        engine=Executable("vllm", "python"),
+        resolution=None,
+        source=cast("Any", None),
+        local_store=store,
+        shared_store=None,
+        situation=Situation(local=local, shared=shared),
+    )
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path / "local")
+
+
+@pytest.fixture
+def complete(local: DirectoryStore) -> Complete:
+    manifest = make_checkpoint(local.root)
+    return Complete(manifest, str(local.path(manifest.name)))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, complete: Complete) -> list[str]:
+    """Return the steps that were taken; each makes the same checkpoint."""
+    found: list[str] = []
+
+    def alone(_: object, __: object, action: Any, ___: object) -> Any:
+        found.append(action.kind)
+        return complete.manifest
+
+    monkeypatch.setattr(steps, "alone", alone)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("is_shared", "wanted"), [(True, ["copy", "save"]), (False, ["save"])], ids=["shared", "alone"]
+)
+def test_on_a_disk_that_reads_back_other_bytes_each_step_is_taken_once(
+    tmp_path: Path,
+    local: DirectoryStore,
+    complete: Complete,
+    made: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_shared: bool,
+    wanted: list[str],
+) -> None:
+    damaged = Damaged(complete.manifest.name, ("index.json: BLAKE3 is another",))
+    # A bound, so that a boot without end fails.
+    looks = iter([damaged] * 9)
+    monkeypatch.setattr(boot, "deep_look", lambda *_: next(looks))
+    this = a_boot(tmp_path, verify="deep")
+    before = assessed(local, complete, complete if is_shared else Absent())
+    action, _, taken = boot.settle(this, before)
+    assert made == wanted
+    assert [step.partition(":")[0] for step in taken] == wanted
+    assert (action.kind, action.reason, action.exit_code) == ("serve-source", "local.damaged", 21)
+    assert "a save was made in this boot already" in action.text
+    assert "index.json: BLAKE3 is another" in action.text
+
+
+def test_a_hit_reads_the_ledger_once(
+    tmp_path: Path, local: DirectoryStore, complete: Complete, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    recent = Ledger.recent
+
+    def counted(ledger: Ledger) -> Any:
+        read.append(ledger.root)
+        return recent(ledger)
+
+    monkeypatch.setattr(Ledger, "recent", counted)
+    action, _, _ = boot.settle(a_boot(tmp_path), assessed(local, complete, Absent("not looked at")))
+    assert action.reason == "local.hit"
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize("named", ["tiny", None])
+def test_a_shared_store_is_not_asked_for_a_stand_in_that_the_local_one_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
+) -> None:
+    local, shared = (DirectoryStore(tmp_path / name) for name in ("local", "shared"))
+    make_checkpoint(local.root, name="tiny")
+    asked: list[str] = []
+
+    def answers(store: DirectoryStore) -> bool:
+        asked.append(store.where)
+        return False
+
+    monkeypatch.setattr(assess, "_answers", answers)
+    found = stand_in.find(assess._in_turn(local, shared), named, "org/model", None)
+    assert (found.name if found else None) == named
+    assert asked == []
+    assert stand_in.find(assess._in_turn(local, shared), "other", "org/model", None) is None
+    assert asked == [shared.where]
