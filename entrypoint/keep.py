@@ -43,9 +43,10 @@ def gc(ctx: click.Context, /, dry_run: bool, output: str, in_shared: bool, **fla
         done = Collection((), tuple(sweep(store, rules.grace)), ())
     lines = _lines(done, dry_run=dry_run) or [f"{store.where}: nothing to collect"]
     emit(output, _as_json(done, dry_run=dry_run), *lines)
-    denied = [verdict for verdict in done.verdicts if verdict.reason == "denied"]
+    denied = [each.text for each in done.verdicts if each.reason == "denied"]
+    denied += [each.text for each in done.stayed if each.reason == "denied"]
     if denied:
-        msg = f"{denied[0].text}; {len(denied)} to collect, but this user may not"
+        msg = f"{denied[0]}; {len(denied)} to collect, but this user may not"
         raise OwnershipError(msg, hint="run gc as the user who owns the store")
 
 
@@ -72,6 +73,7 @@ def _as_json(done: Collection, *, dry_run: bool) -> Json:
         "bytes": sum(verdict.size for verdict in done.verdicts if verdict.is_collected),
         "checkpoints": verdicts,
         "staging": [*done.swept],
+        "staging_stayed": [each._asdict() for each in done.stayed],
         "trash": [*done.trash],
     }
 
@@ -84,6 +86,7 @@ def _lines(done: Collection, *, dry_run: bool) -> list[str]:
         for v in done.verdicts
     ]
     lines += [f"{gone}  {name}  staging that nobody builds in any more" for name in done.swept]
+    lines += [f"kept  {each.name}  {each.reason}: {each.text}" for each in done.stayed]
     left = "would go" if dry_run else "busy; the next gc tries again"
     return lines + [f"trash  {name}  {left}" for name in done.trash]
 

@@ -28,18 +28,26 @@ from entrypoint.store.survey import survey, uses_here
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
+class Stayed(NamedTuple):
+    """Staging that should go and does not: `busy` or `denied`, and in words."""
+
+    name: str
+    reason: str
+    text: str
+
+
 class Collection(NamedTuple):
     """What a run did, or would do: a verdict on each checkpoint, newest first.
 
-    `swept` is staging that nobody builds in any more, and `denied` such that could not be taken
-    away, each with its reason; `trash`, what waits to be deleted: busy, as with a file that a
-    reader on NFS holds open, until a later run.
+    `swept` is staging that nobody builds in any more, and `stayed` what of that could not be taken
+    away; `trash`, what waits to be deleted: busy, as with a file that a reader on NFS holds open,
+    until a later run.
     """
 
     verdicts: tuple[Verdict, ...]
     swept: tuple[str, ...]
     trash: tuple[str, ...]
-    denied: tuple[tuple[str, str], ...] = ()
+    stayed: tuple[Stayed, ...] = ()
 
 
 def collect(store: DirectoryStore, state: Path, rules: Rules, *, dry_run: bool) -> Collection:
@@ -62,7 +70,7 @@ def collect(store: DirectoryStore, state: Path, rules: Rules, *, dry_run: bool) 
         tuple(verdicts),
         swept=tuple(path.name for path in swept if path not in stayed),
         trash=tuple(path.name for path in sweep.in_trash(store.root)),
-        denied=tuple((path.name, f"{path}: {error.strerror}") for path, error in stayed.items()),
+        stayed=tuple(Stayed(path.name, *_why(error, path)) for path, error in stayed.items()),
     )
 
 
@@ -126,9 +134,13 @@ def _take(store: DirectoryStore, state: Path, chosen: Candidate, verdict: Verdic
         except ManifestError as error:
             why = ("foreign", str(error))
         except OSError as error:
-            reason = "denied" if error.errno in _DENIED else "busy"
-            why = (reason, f"{directory}: {error.strerror}")
+            why = _why(error, directory)
     return verdict.kept(*why)
+
+
+def _why(error: OSError, path: Path) -> tuple[str, str]:
+    """Return the reason that something could not be taken away, and in words."""
+    return "denied" if error.errno in _DENIED else "busy", f"{path}: {error.strerror}"
 
 
 def _objection(store: DirectoryStore, state: Path, chosen: Candidate) -> tuple[str, str] | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,15 @@ from blackbox.harness import House, make_source, snapshot
 
 LYING_LOCKS = "import fcntl; fcntl.flock = lambda *_: None\n"
 """What some network file systems do."""
+
+
+DENYING = """
+import os, pathlib
+def rename(path, target):
+    raise PermissionError(13, os.strerror(13))
+pathlib.Path.rename = rename
+"""
+"""Another user's store, where this one is root."""
 
 
 def release(house: House, seed: int) -> str:
@@ -174,3 +185,21 @@ def test_a_user_who_may_not_collect_is_told_so(house: House) -> None:
     assert boot.status == 0
     assert f"kept  {old}" in boot.stdout
     assert "busy" in boot.stdout
+
+
+def test_staging_that_this_user_may_not_move_is_not_said_to_be_gone(house: House) -> None:
+    house.serve()
+    with house.store.stage("killed") as staged:
+        staged.disown()
+    name = staged.path.name
+    then = time.time() - 7200
+    os.utime(staged.path, (then, then))
+    injected = house.root / "injected"
+    injected.mkdir()
+    (injected / "sitecustomize.py").write_text(DENYING)
+    boot = house.run("gc", PYTHONPATH=f"{injected}:{house.environ['PYTHONPATH']}")
+    assert boot.status == 60, boot.stderr
+    assert f"kept  {name}  denied: {staged.path}: Permission denied" in boot.stdout
+    assert "gone" not in boot.stdout
+    assert f"gone  {name}" in house.run("gc").stdout
+    assert not staged.path.exists()

@@ -318,7 +318,7 @@ def test_staging_that_cannot_be_moved_is_not_said_to_be_gone(
     done = run(store, state)
     (stays,) = left_over(store)
     assert stays.startswith("one.")
-    assert done.denied == ((stays, f"{store.root}/.staging/{stays}: Permission denied"),)
+    assert done.stayed == ((stays, "denied", f"{store.root}/.staging/{stays}: Permission denied"),)
     (swept,) = done.swept
     assert swept.startswith("other.")
 
