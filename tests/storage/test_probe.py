@@ -13,9 +13,10 @@ from typing import Any
 
 import gateway
 import pytest
-from blackbox.harness import House, is_gone
+from blackbox.harness import House
 from checkpoints import make_checkpoint
 from mounts import hung, mounted
+from processes import descendants, start_of
 
 from entrypoint.errors import SpaceError
 from entrypoint.insight import examine
@@ -147,7 +148,9 @@ def test_stopped_on_the_way_a_bucket_is_left_empty(house: House, s3: gateway.S3)
     while not list_all(s3):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    family = descendants(process.pid)
+    assert family
     process.send_signal(signal.SIGTERM)
     assert house.finish(process).status == 128 + signal.SIGTERM
-    assert is_gone(process.pid)
+    assert [pid for pid, start in family.items() if start_of(pid) == start] == []
     assert list_all(s3) == []

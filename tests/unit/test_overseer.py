@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from blackbox.harness import is_gone
 from processes import descendants
 
 from entrypoint.insight.overseer import Claim, Overseer, Tell
@@ -17,11 +19,12 @@ from entrypoint.insight.overseer import Claim, Overseer, Tell
 SECONDS = 10.0
 
 
-def gone(paths: list[Path]) -> bool:
+def gone(pids: Collection[int]) -> bool:
+    """Tell whether all have ended, now or within seconds."""
     deadline = time.monotonic() + SECONDS
-    while any(path.exists() for path in paths) and time.monotonic() < deadline:
+    while not all(is_gone(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return not any(path.exists() for path in paths)
+    return all(is_gone(pid) for pid in pids)
 
 
 def overseen(scratch: Path, *, hangs: bool = True) -> Overseer:
@@ -55,12 +58,13 @@ def test_who_hangs_is_not_waited_for(tmp_path: Path) -> None:
         assert overseer.hear(SECONDS) == "made"
         with pytest.raises(TimeoutError):
             overseer.hear(0.05)
-        family = descendants(os.getpid())
+        keeper = overseer._keeper
+        family = [keeper, *descendants(keeper)]
     assert time.monotonic() - begun < SECONDS / 2
     assert overseer.is_clear
     assert not (tmp_path / "scratch").exists()
-    assert family
-    assert gone([Path(f"/proc/{pid}") for pid in family])
+    assert len(family) == 2
+    assert gone(family)
 
 
 @pytest.mark.parametrize("who", ["keeper", "worker"])
@@ -74,7 +78,7 @@ def test_whoever_is_killed_nothing_is_left(tmp_path: Path, who: str) -> None:
             overseer.hear(SECONDS)
     assert overseer.is_clear
     assert not (tmp_path / "scratch").exists()
-    assert gone([Path(f"/proc/{keeper}"), Path(f"/proc/{worker}")])
+    assert gone([keeper, worker])
 
 
 PROGRAM = """
@@ -102,12 +106,13 @@ def test_when_the_program_itself_dies_nothing_is_left(
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "made\n"
-        family = [Path(f"/proc/{pid}") for pid in descendants(process.pid)]
+        family = descendants(process.pid)
         process.send_signal(number)
         # Nobody else holds its output open.
         assert process.stdout.read() == ""
     assert len(family) == 2
-    assert gone([tmp_path / "scratch", *family])
+    assert gone(family)
+    assert not (tmp_path / "scratch").exists()
 
 
 def test_nothing_is_cleared_that_was_not_claimed() -> None:
