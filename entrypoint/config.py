@@ -43,6 +43,7 @@ class Settings(NamedTuple):
     quarantine_after: int
     prove: Prove
     publish: bool
+    shared_readers: int
     verify: Verify
     checkpoint: str | None
     log_format: Literal["auto", "text", "json"]
@@ -104,6 +105,13 @@ def _file_bytes(word: str) -> int:
 def _count(word: str) -> int:
     if not (word.isascii() and word.isdigit() and int(word) > 0):
         msg = f"expected a whole number from 1, found {word!r}"
+        raise ValueError(msg)
+    return int(word)
+
+
+def _limit(word: str) -> int:
+    if not (word.isascii() and word.isdigit()):
+        msg = f"expected a whole number, 0 for no limit, found {word!r}"
         raise ValueError(msg)
     return int(word)
 
@@ -220,6 +228,13 @@ OPTIONS: tuple[Option, ...] = (
         "auto|always|never",
     ),
     Option("publish", "no", _switch, "push a fresh save to the shared store before serving"),
+    Option(
+        "shared_readers",
+        "0",
+        _limit,
+        "most nodes that copy from the shared store, a directory, at once; 0 is no limit",
+        "COUNT",
+    ),
     Option(
         "verify",
         "size",

@@ -15,7 +15,8 @@ SURFACE = {
     *("vllm", "local_dir", "state_dir", "shared", "on_miss", "on_failure", "user"),
     *("dir_mode", "file_mode", "max_bytes", "reserve_bytes", "size_per_file", "save_timeout"),
     *("grace", "shared_grace"),
-    *("quarantine_after", "prove", "publish", "verify", "checkpoint", "log_format"),
+    *("quarantine_after", "prove", "publish", "shared_readers", "verify", "checkpoint"),
+    *("log_format",),
 }
 """Removing or renaming one of these breaks somebody's unit file."""
 
@@ -38,6 +39,7 @@ DEFAULTS: Mapping[str, object] = {
     "quarantine_after": 3,
     "prove": "auto",
     "publish": False,
+    "shared_readers": 0,
     "verify": "size",
     "checkpoint": None,
     "log_format": "auto",
@@ -62,6 +64,7 @@ OTHER_WORDS: Mapping[str, tuple[str, object]] = {
     "quarantine_after": ("5", 5),
     "prove": ("always", "always"),
     "publish": ("yes", True),
+    "shared_readers": ("16", 16),
     "verify": ("deep", "deep"),
     "checkpoint": ("name", "name"),
     "log_format": ("json", "json"),
@@ -182,6 +185,8 @@ def test_sizes_times_and_modes_mean_what_they_say(name: str, word: str, expected
         ("quarantine_after", "0", "from 1"),
         ("quarantine_after", "-1", "from 1"),
         ("quarantine_after", "1.0", "from 1"),
+        ("shared_readers", "-1", "0 for no limit"),
+        ("shared_readers", "none", "0 for no limit"),
         ("log_format", "yaml", "auto, text, json"),
     ],
 )  # fmt: skip
