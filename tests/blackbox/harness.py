@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from entrypoint.checkpoint import header
 from entrypoint.store.directory import DirectoryStore
@@ -137,7 +137,11 @@ class House:
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     def start(
-        self, *words: object, prefix: Sequence[str] = (), **more: Any
+        self,
+        *words: object,
+        prefix: Sequence[str] = (),
+        stdout: IO[str] | int = subprocess.PIPE,
+        **more: Any,
     ) -> subprocess.Popen[str]:
         """Start the command line; `more` are environment variables, None to leave one out."""
         environ = {k: str(v) for k, v in (self.environ | more).items() if v is not None}
@@ -146,7 +150,7 @@ class House:
             env=environ,
             cwd=self.root,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
         )
