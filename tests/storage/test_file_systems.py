@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from directory_contract import DirectoryContract
+from lease_driver import WHAT, pace
 from mounts import mounted
 
+from entrypoint.store import lease
 from entrypoint.store.directory import DirectoryStore
 
 
@@ -27,3 +30,16 @@ class TestOnOtherFileSystems(DirectoryContract):
         root = file_system / tmp_path.name
         root.mkdir()
         return DirectoryStore(root)
+
+
+@pytest.mark.parametrize("was_used", [False, True])
+def test_in_a_store_that_cannot_be_written_nobody_waits(was_used: bool, tmp_path: Path) -> None:
+    with mounted("tmpfs", tmp_path, 4) as root:
+        if was_used:
+            with lease.queue(root, WHAT, pace=pace()):
+                pass
+        subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
+        told: list[str] = []
+        with lease.queue(root, WHAT, pace=pace()) as ticket:
+            assert ticket.wait(1, 30, on_wait=told.append).how == "without"
+        assert told == [f"{ticket.directory}: no queue (Read-only file system); going on without"]

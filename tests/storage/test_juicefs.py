@@ -19,11 +19,12 @@ import store_driver
 from blackbox.harness import House
 from checkpoints import make_checkpoint, make_large
 from directory_contract import DirectoryContract
+from lease_driver import WHAT, Node, pace
 from store_contract import deep_verify, left_over
 from store_driver import BIG
 
 from entrypoint.errors import NotFoundError, StoreError
-from entrypoint.store import lock, transfer
+from entrypoint.store import lease, lock, transfer
 from entrypoint.store.collect import collect
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.retention import Rules
@@ -174,6 +175,64 @@ def test_gc_on_one_node_spares_what_the_other_serves(nodes: Nodes, tmp_path: Pat
     os.close(held)
     assert reasons() == ["newest", "superseded"]
     deep_verify(here, new.name)
+
+
+@contextlib.contextmanager
+def queued(*roots: Path, ttl: float = 60) -> Iterator[list[Node]]:
+    """Have one process after the other stand in line for the same thing."""
+    in_line: list[Node] = []
+    with contextlib.ExitStack() as closing:
+        for root in roots:
+            in_line.append(Node(root, 1, ttl))
+            closing.callback(in_line[-1].close)
+        yield in_line
+
+
+def test_of_many_nodes_one_at_a_time_has_its_turn_and_the_first_to_come_is_first(
+    nodes: Nodes,
+) -> None:
+    here, there = stores(nodes, "queue")
+    with queued(*(here.root, there.root) * 3) as in_line:
+        last = 0.0
+        for node in in_line:
+            assert node.had_turn() >= last
+            last = node.let_go()
+    assert os.listdir(here.root / lease.LEASES / WHAT) == []
+
+
+# To the other node, one that is stopped looks like one whose host is gone.
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
+def test_another_node_takes_over_from_one_that_dies(nodes: Nodes, death: signal.Signals) -> None:
+    here, there = stores(nodes, f"takes-over-{death}")
+    with queued(here.root, there.root, ttl=3) as (holder, waiter):
+        holder.had_turn()
+        holder.process.send_signal(death)
+        waiter.had_turn()
+        assert holder.tickets == []
+
+
+def test_another_node_takes_over_from_one_whose_mount_dies(nodes: Nodes, tmp_path: Path) -> None:
+    here, _ = stores(nodes, "unmounted")
+    third = tmp_path / "third"
+    with (
+        another_mount(nodes, third) as mount,
+        queued(third / "unmounted", here.root, ttl=3) as (holder, waiter),
+    ):
+        holder.had_turn()
+        os.killpg(mount.pid, signal.SIGKILL)
+        waiter.had_turn()
+        holder.let_go()
+
+
+def test_a_live_node_is_never_taken_for_dead(nodes: Nodes) -> None:
+    here, there = stores(nodes, "alive")
+    with (
+        queued(here.root, ttl=2) as (holder,),
+        lease.queue(there.root, WHAT, pace=pace(ttl=2)) as ticket,
+    ):
+        holder.had_turn()
+        assert ticket.wait(1, 6).how == "late"
+        assert len(holder.tickets) == 1
 
 
 @contextlib.contextmanager
