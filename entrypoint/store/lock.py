@@ -44,12 +44,21 @@ def exclusive(
                 # For people only: a full disk must not cost the lock.
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                # Closing alone would leave it to whoever was forked meanwhile, and hangs.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+        yield
+    finally:
+        give_back(descriptor)
+
+
+def give_back(descriptor: int) -> None:
+    """Unlock and close. On return the next one to ask can have it, on this mount or another.
+
+    Closing alone would leave it to whoever was forked meanwhile, and hangs. And JuiceFS unlocks
+    when the kernel sends RELEASE, which it does some time after close(2) has returned: the next one
+    to ask would find a holder.
+    """
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 
@@ -144,7 +153,7 @@ def sole(checkpoint: Path) -> Iterator[OSError | None]:
         else:
             yield None
     finally:
-        os.close(descriptor)
+        give_back(descriptor)
 
 
 def _open_to_lock(path: Path) -> int:

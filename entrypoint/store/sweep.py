@@ -98,7 +98,7 @@ def _is_free(path: Path, *, without_locks: bool) -> bool:
     except OSError as error:
         return without_locks and error.errno in lock.NO_LOCKS
     finally:
-        os.close(descriptor)
+        lock.give_back(descriptor)
     return True
 
 
