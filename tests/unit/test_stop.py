@@ -52,15 +52,20 @@ if "child" in sys.argv:
     worker.start()
     worker.join()
 elif "deaf" in sys.argv:
+    # A call that no signal ends, as libzmq's poll is: no Python code runs any more.
+    lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(128)
+    lock(mutex)
+    call = pathlib.Path(f"/proc/self/task/{os.getpid()}/syscall")
     def kill():
+        # Not before it waits there: the signal would find Python code that runs.
+        while hex(ctypes.addressof(mutex)) not in call.read_text().split():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
         while not stops.told(pathlib.Path(os.environ["STATE"])):
             time.sleep(0.01)
         os._exit(9)
     threading.Thread(target=kill).start()
-    # A call that no signal ends, as libzmq's poll is: no Python code runs any more.
-    lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(128)
-    lock(mutex), lock(mutex)
+    lock(mutex)
 else:
     tell()
 """
