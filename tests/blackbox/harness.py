@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from entrypoint.checkpoint import header
 from entrypoint.store.directory import DirectoryStore
@@ -140,7 +140,7 @@ class House:
         self,
         *words: object,
         prefix: Sequence[str] = (),
-        stdout: IO[str] | int = subprocess.PIPE,
+        stdout: Any = subprocess.PIPE,
         **more: Any,
     ) -> subprocess.Popen[str]:
         """Start the command line; `more` are environment variables, None to leave one out."""
