@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from entrypoint.assess import Assessment, Boot, assess_again
@@ -28,7 +29,7 @@ from entrypoint.plan import Action, decide, in_words
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejections
 from entrypoint.store import lock
-from entrypoint.store.base import CheckpointStore
+from entrypoint.store.base import CheckpointStaging, CheckpointStore
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import find_by_name
 
@@ -97,13 +98,23 @@ def copy_here(boot: Boot, assessment: Assessment, action: Action) -> Manifest:
     if isinstance(local, Damaged) and local.name == action.manifest.name:
         # Its sizes may be right: staging would take it for the same bytes, and keep it.
         assessment.local_store.retire(local.name)
-    _make_room(boot, assessment, action.manifest.size, action.manifest.name)
-    return transport(boot, assessment.shared_store, assessment.local_store, action.manifest, "copy")
+    manifest, store = action.manifest, assessment.local_store
+    with store.stage(manifest.name, manifest.content) as staging:
+        needed = max(0, manifest.size - staging.held_bytes)
+        _make_room(boot, assessment, needed, manifest.name, staging.path)
+        return transport(boot, assessment.shared_store, staging, manifest, "copy", store.where)
 
 
-def _make_room(boot: Boot, assessment: Assessment, needed: int, wanted: str | None) -> None:
+def _make_room(
+    boot: Boot,
+    assessment: Assessment,
+    needed: int,
+    wanted: str | None = None,
+    staged: Path | None = None,
+) -> None:
     """Have room in the local store, evicting what was served least recently if it must be.
 
+    Neither the checkpoint `wanted` goes, nor the staging that the room is for.
     Raises: SpaceError, StoreError.
     """
     from entrypoint.store import collect, space  # noqa: PLC0415 - a hit needs neither
@@ -116,19 +127,22 @@ def _make_room(boot: Boot, assessment: Assessment, needed: int, wanted: str | No
         space.Limits(settings.reserve_bytes, settings.max_bytes),
         wanted,
         lambda text: boot.log.line("space.evicted", text),
+        staged,
     )
 
 
 def transport(
     boot: Boot,
     source: CheckpointStore,
-    target: CheckpointStore,
+    staging: CheckpointStaging,
     manifest: Manifest,
     verb: str,
+    where: str,
 ) -> Manifest:
     """Copy one checkpoint between stores, verified in the stream; return it as published.
 
-    When this raises, nothing is published in `target`. It must have room.
+    `where` names the store of `staging`, which must have room. When this raises, nothing is
+    published there.
     """
     from entrypoint.store import transfer  # noqa: PLC0415 - a hit copies nothing
 
@@ -136,10 +150,12 @@ def transport(
     total = manifest.size
     boot.status.phase("copying" if verb == "copy" else "publishing")
     progress = _Progress(boot, verb, total)
-    with target.stage(manifest.name) as staging:
-        transfer.copy(source, manifest.name, manifest, entries, staging, progress.add)
-        result = staging.commit(manifest)
-    progress.done(f"{result.name} {result.outcome} in {target.where}")
+    if staging.held_bytes:
+        text = f"{human_bytes(staging.held_bytes)} of {human_bytes(total)} are there already"
+        boot.log.line(f"{verb}.resumed", f"{text}, from one that was interrupted; reading them")
+    transfer.copy(source, manifest.name, manifest, entries, staging, progress.add)
+    result = staging.commit(manifest)
+    progress.done(f"{result.name} {result.outcome} in {where}")
     return manifest.renamed(result.name)
 
 
@@ -150,7 +166,7 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
     resolution, settings, log = assessment.resolution, boot.settings, boot.log
     assert resolution is not None
     expected = sum(file.size for file in assessment.source.here.weights)
-    _make_room(boot, assessment, expected, None)
+    _make_room(boot, assessment, expected)
 
     boot.status.phase("saving")
     said = time.monotonic()
@@ -213,7 +229,8 @@ def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
     if isinstance(store, DirectoryStore):
         limits = space.Limits(boot.settings.reserve_bytes)
         space.require_room(store.root, manifest.size, limits)
-    return transport(boot, assessment.local_store, store, manifest, "push")
+    with store.stage(manifest.name, manifest.content) as staging:
+        return transport(boot, assessment.local_store, staging, manifest, "push", store.where)
 
 
 class _Progress:

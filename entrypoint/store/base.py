@@ -84,6 +84,9 @@ class CheckpointStore(Protocol):
 class CheckpointStaging(Protocol):
     """One checkpoint being built. Left uncommitted, nothing of it stays but for the next copy."""
 
+    held_bytes: int
+    """What `held` will yield of all files together."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(

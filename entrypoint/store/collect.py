@@ -81,15 +81,17 @@ def make_room(
     limits: space.Limits,
     wanted: str | None,
     say: Callable[[str], None],
+    staged: Path | None = None,
 ) -> None:
     """Make sure that `needed` more bytes fit, by evicting others than `wanted` if it must be.
 
-    Decided first: where all that may go would not be enough, nothing goes. `say` hears of each.
+    They are for the staging `staged`, which stays. Decided first: where all that may go would not
+    be enough, nothing goes. `say` hears of each.
     Raises: SpaceError with the numbers; StoreError.
     """
     if space.shortage(store.root, needed, limits) is None:
         return
-    orphaned = sweep.orphaned(store.root)
+    orphaned = [path for path in sweep.orphaned(store.root) if path != staged]
     stayed = sweep.discard(store.root, orphaned, store.dir_mode)
     for left in orphaned:
         if left not in stayed:

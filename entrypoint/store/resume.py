@@ -76,6 +76,9 @@ def begin(root: Path, name: str, content: str, *, dir_mode: int, file_mode: int)
         giving_up.push(staging)
         if adopted is None:
             staging.write_file(NOTE, content.encode())
+        else:
+            found = [status.st_size for _, status in tree.files_beneath(staging.path)]
+            staging.held_bytes = sum(found) - len(content)
         giving_up.pop_all()
     return staging
 

@@ -55,6 +55,7 @@ class Staging:
         self.owner = owner
         self.dir_mode = dir_mode
         self.file_mode = file_mode
+        self.held_bytes = 0
         if adopted is not None:
             self.directory = adopted
             return

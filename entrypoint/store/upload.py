@@ -54,6 +54,7 @@ class Upload:
     def __init__(self, store: ObjectStore, name: str) -> None:
         self.store = store
         self.files = f"{name}/shardboot-{os.urandom(8).hex()}"
+        self.held_bytes = 0
         self._may_be_named = False
 
     def __enter__(self) -> Self:

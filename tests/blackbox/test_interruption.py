@@ -8,6 +8,7 @@ import time
 
 import pytest
 from blackbox.harness import House, is_gone, snapshot, staged
+from store_contract import deep_verify
 
 STOPS = [
     pytest.param(signal.SIGTERM, 143, id="TERM"),
@@ -16,10 +17,12 @@ STOPS = [
 ]
 
 SLOW_READS = """\
-import os, time
+import itertools, os, time
 if os.environ.get("SLOW_READS"):
-    real = os.preadv
+    real, calls = os.preadv, itertools.count()
     def preadv(*words):
+        if next(calls) < 4:
+            return real(*words)
         with open(os.environ["SLOW_READS"], "w") as events:
             events.write("reading\\n")
         time.sleep(1000)
@@ -55,10 +58,7 @@ def test_a_signal_during_a_save_ends_its_whole_group_at_once(
     assert "Traceback" not in boot.stderr
 
 
-@pytest.mark.parametrize(("number", "status"), STOPS)
-def test_a_signal_during_a_copy_that_hangs_ends_it_at_once(
-    house: House, number: int, status: int
-) -> None:
+def start_a_copy_that_hangs(house: House) -> subprocess.Popen[str]:
     house.serve()
     house.shared_copy()
     injected = house.root / "injected"
@@ -72,15 +72,36 @@ def test_a_signal_during_a_copy_that_hangs_ends_it_at_once(
     )
     house.wait_for("reading")
     assert len(list(staged(house.local))) == 1
+    return process
+
+
+def the_next_boot_goes_on(house: House) -> None:
+    assert len(list(staged(house.local))) == 1
+    boot = house.serve(SHARDBOOT_SHARED=house.shared)
+    assert boot.events[-3:] == ["copy.resumed", "copy.done", "local.hit"]
+    assert not list(staged(house.local))
+    deep_verify(house.store, house.store.names()[0])
+
+
+@pytest.mark.parametrize(("number", "status"), STOPS)
+def test_a_signal_during_a_copy_that_hangs_ends_it_at_once(
+    house: House, number: int, status: int
+) -> None:
+    process = start_a_copy_that_hangs(house)
     seconds = stop(process, number)
     boot = house.finish(process)
     assert (boot.status, boot.vllm) == (status, {})
     assert seconds < 5
-    assert not list(staged(house.local))
     assert house.store.names() == []
     assert "Traceback" not in boot.stderr
-    # And the next boot goes on as if nothing had been.
-    assert house.serve(SHARDBOOT_SHARED=house.shared).events[-2:] == ["copy.done", "local.hit"]
+    the_next_boot_goes_on(house)
+
+
+def test_the_next_boot_goes_on_with_a_copy_that_was_killed(house: House) -> None:
+    process = start_a_copy_that_hangs(house)
+    stop(process, signal.SIGKILL)
+    assert house.finish(process).status == -signal.SIGKILL
+    the_next_boot_goes_on(house)
 
 
 def test_a_signal_while_vllm_is_asked_ends_the_asking(house: House) -> None:
