@@ -95,6 +95,14 @@ def doubted(boot: Boot, assessment: Assessment, found: Finding) -> Assessment:
     return assessment._replace(situation=situation)
 
 
+def look_far(boot: Boot, assessment: Assessment) -> Finding:
+    """Look at the shared store again, for what fits this boot."""
+    assert assessment.shared_store is not None
+    assert assessment.resolution is not None
+    wanted = _wanted(boot.settings, assessment.resolution, assessment.source)
+    return _look_far(assessment.shared_store, wanted, boot.memory)
+
+
 def _rejecting(wanted: Wanted, doubted: Manifest, found: Rejected) -> Wanted:
     """Reject the very same also where nobody could keep that, or a plan must not."""
 

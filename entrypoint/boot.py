@@ -12,7 +12,7 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from entrypoint import launch, privilege, steps
+from entrypoint import launch, privilege
 from entrypoint.assess import Assessment, Boot, assess, doubted
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
@@ -256,10 +256,12 @@ def _with(assessment: Assessment, **changes: Any) -> Assessment:
 
 def _step(boot: Boot, assessment: Assessment, action: Action) -> Assessment:
     """Copy or save; return the assessment with what came of it. One process a host at a time."""
+    from entrypoint import steps, turns  # noqa: PLC0415 - a hit takes no step
+
     boot.log.line(action.reason, f"{action.kind}: {action.text}", action=action.kind)
     boot.status.know(**_facts(action))
     is_copy = action.kind == "copy"
-    perform, failed = (steps.copy_here, "no_copy") if is_copy else (steps.save_here, "no_save")
+    perform, failed = (turns.copy, "no_copy") if is_copy else (turns.save, "no_save")
     try:
         manifest = steps.alone(boot, assessment, action, perform)
     except ShardbootError as error:

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, assert_never
 
 import click
 
-from entrypoint import steps
+from entrypoint import steps, turns
 from entrypoint.assess import Assessment, Boot, assess, doubted
 from entrypoint.boot import failures_so_far, given_up
 from entrypoint.checkpoint.digest import Json
@@ -116,7 +116,7 @@ def save(ctx: click.Context, /, output: str, **flags: Any) -> None:
 @click.pass_context
 def pull(ctx: click.Context, /, output: str, **flags: Any) -> None:
     """Copy the checkpoint from the shared store, unless the local store has it."""
-    _one_step(ctx, flags, output, "copy", steps.copy_here)
+    _one_step(ctx, flags, output, "copy", turns.copy)
 
 
 def _one_step(

@@ -48,15 +48,12 @@ def alone(
     """
     from entrypoint.store.sweep import sweep  # noqa: PLC0415 - a hit sweeps nothing
 
-    resolution = assessment.resolution
-    assert resolution is not None
     try:
         boot.settings.local_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         msg = f"{boot.settings.local_dir}: cannot be made: {error.strerror}"
         raise StagingError(msg, hint="mount a directory there, or name another one") from None
-    name = digest_json([resolution.key.to_json(), resolution.model_word])[:16]
-    path = boot.settings.local_dir / f".{name}.lock"
+    path = boot.settings.local_dir / f".{subject(assessment)}.lock"
 
     def on_wait(text: str) -> None:
         boot.log.line("lock.wait", text)
@@ -67,6 +64,13 @@ def alone(
             boot.log.line("store.swept", f"{left}: nobody was building it any more")
         made = _made_meanwhile(boot, assessment)
         return made or perform(boot, assessment, action)
+
+
+def subject(assessment: Assessment) -> str:
+    """Return a short name for what is wanted: hex digits, by words and not by a model's bytes."""
+    resolution = assessment.resolution
+    assert resolution is not None
+    return digest_json([resolution.key.to_json(), resolution.model_word])[:16]
 
 
 def _made_meanwhile(boot: Boot, assessment: Assessment) -> Manifest | None:

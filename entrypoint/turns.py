@@ -1,0 +1,85 @@
+"""Taking turns among nodes: one saves for all, and only so many copy from a shared store at once.
+
+Only a store that is a directory knows turns. They save work and never carry correctness: where no
+ticket can be written, or the bound has passed, the step is taken all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Final
+
+from entrypoint import steps
+from entrypoint.assess import Assessment, Boot, look_far
+from entrypoint.checkpoint.finding import Complete
+from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.plan import Action
+from entrypoint.store.directory import DirectoryStore
+
+READERS_SECONDS: Final = 900.0
+"""Longest wait for a turn to copy: by then vLLM had loaded the source."""
+
+
+def save(boot: Boot, assessment: Assessment, action: Action) -> Manifest:
+    """Save a checkpoint, unless another node publishes one meanwhile: then copy that.
+
+    Only with `--publish`: nobody waits for what would not come.
+    """
+    from entrypoint.store import lease  # noqa: PLC0415 - a hit takes no turns
+
+    store, settings = assessment.shared_store, boot.settings
+    if not settings.publish or not isinstance(store, DirectoryStore):
+        return steps.save_here(boot, assessment, action)
+    what = f"save-{steps.subject(assessment)}"
+    published = _published(boot, assessment, store)
+    with lease.queue(store.root, what, store.dir_mode, store.file_mode) as ticket:
+        found = ticket.wait(1, settings.save_timeout, published, _say(boot)).found
+        if found is None:
+            return steps.save_here(boot, assessment, action)
+    text = f"another node has published {found.name} meanwhile"
+    boot.log.line("shared.hit", text)
+    return copy(boot, assessment, Action("copy", "shared.hit", text, manifest=found))
+
+
+def copy(boot: Boot, assessment: Assessment, action: Action) -> Manifest:
+    """Copy from the shared store, as one of `--shared-readers` at most."""
+    from entrypoint.store import lease  # noqa: PLC0415 - a hit takes no turns
+
+    store, most = assessment.shared_store, boot.settings.shared_readers
+    if not most or not isinstance(store, DirectoryStore):
+        return steps.copy_here(boot, assessment, action)
+    with lease.queue(store.root, "readers", store.dir_mode, store.file_mode) as ticket:
+        ticket.wait(most, READERS_SECONDS, on_wait=_say(boot))
+        return steps.copy_here(boot, assessment, action)
+
+
+def _say(boot: Boot) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        boot.log.line("lease.wait", text)
+        boot.status.phase("waiting", text)
+
+    return say
+
+
+def _published(
+    boot: Boot, assessment: Assessment, store: DirectoryStore
+) -> Callable[[], Manifest | None]:
+    """Return how to look for a checkpoint that fits, as often as one likes.
+
+    The store is searched only when something in it was renamed since.
+    """
+    seen = -1
+
+    def look() -> Manifest | None:
+        nonlocal seen
+        with contextlib.suppress(OSError):
+            changed = os.stat(store.root).st_mtime_ns
+            if changed == seen:
+                return None
+            seen = changed
+        found = look_far(boot, assessment)
+        return found.manifest if isinstance(found, Complete) else None
+
+    return look
