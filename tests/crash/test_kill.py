@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import store_driver
 from checkpoints import fill, make_checkpoint, make_key
+from juicefs import mounted
 from store_contract import deep_verify, left_over
 from store_driver import ACTS, BIG, PHASES
 
@@ -53,6 +55,16 @@ def run_and_kill(act: str, root: Path, shared: Path, phase: str, delay: float) -
         return phases.read().decode().split()[-1]
 
 
+@pytest.fixture(params=["here", pytest.param("juicefs", marks=pytest.mark.long)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Return an empty directory, of this machine's disk or of a JuiceFS mount."""
+    if request.param == "here":
+        yield tmp_path
+        return
+    with mounted(tmp_path / "juicefs") as nodes:
+        yield nodes.one
+
+
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
     make_checkpoint(tmp_path / "shared", tensors=BIG)
@@ -61,11 +73,11 @@ def shared(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("act", ["save", "copy", "commit"])
 def test_a_kill_at_any_moment_leaves_it_absent_or_complete(
-    tmp_path: Path, shared: Path, act: str, capsys: pytest.CaptureFixture[str]
+    place: Path, shared: Path, act: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
     chance = random.Random(seed)  # noqa: S311 - moments, not secrets
-    root = tmp_path / "local"
+    root = place / "local"
     store = DirectoryStore(root)
     root.mkdir()
     started = time.monotonic()
@@ -156,18 +168,18 @@ def check_and_finish(store: DirectoryStore) -> None:
 
 
 def test_a_kill_at_any_moment_of_gc_loses_nothing_that_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
     chance = random.Random(seed)  # noqa: S311 - moments, not secrets
     started = time.monotonic()
-    stock(tmp_path / "first")
+    stock(place / "first")
     stocked = time.monotonic()
-    ACTS["gc"](tmp_path / "first", tmp_path)
+    ACTS["gc"](place / "first", place)
     typical = time.monotonic() - stocked
     left: Counter[int] = Counter()
     for number in range(KILLS):
-        store = stock(tmp_path / f"{number}")
+        store = stock(place / f"{number}")
         child = os.fork()
         if child == 0:
             ACTS["gc"](store.root, store.root)

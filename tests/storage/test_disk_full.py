@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from checkpoints import fill, make_checkpoint, make_key
 from mounts import mounted
 from store_contract import deep_verify, left_over
-from store_driver import BIG
+from store_driver import ACTS, BIG
 
 from entrypoint.errors import SpaceError
 from entrypoint.store import pins, transfer
@@ -68,6 +69,39 @@ def test_a_copy_into_a_full_disk_says_what_is_needed(small: DirectoryStore, tmp_
     require_room(small.root, manifest.size, Limits(0))
     pull()
     deep_verify(small, manifest.name)
+
+
+PLACES = 20
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+@pytest.mark.parametrize("act", ["save", "copy"])
+def test_wherever_the_disk_fills_up_the_store_stays_clean(
+    tmp_path: Path, kind: str, act: str
+) -> None:
+    manifest = make_checkpoint(tmp_path / "shared", tensors=BIG)
+    with mounted(kind, tmp_path, 40) as point:
+        root = point / "store"
+        root.mkdir()
+        store = DirectoryStore(root)
+        for place in range(PLACES):
+            leave(point, manifest.size * place // PLACES)
+            with pytest.raises(SpaceError, match="No space left on device"):
+                ACTS[act](root, tmp_path / "shared")
+            assert (store.names(), left_over(store)) == ([], [])
+        leave(point, 2 * manifest.size)
+        ACTS[act](root, tmp_path / "shared")
+        deep_verify(store, store.names()[0])
+
+
+def leave(point: Path, count: int) -> None:
+    """Have about `count` bytes left on a file system, even for root."""
+    with (point / "ballast").open("wb", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            while file.write(bytes(1 << 16)):
+                pass
+        os.fsync(file.fileno())
+        file.truncate(max(0, file.tell() - count))
 
 
 def test_another_is_evicted_where_a_copy_would_not_fit(
