@@ -247,7 +247,7 @@ OPTIONS: tuple[Option, ...] = (
         "log_format",
         "auto",
         _one_of("auto", "text", "json"),
-        "lines for people (auto, text) or JSON lines",
+        "lines for people, with bars on a terminal (auto), never with bars (text), or JSON lines",
         "auto|text|json",
     ),
 )

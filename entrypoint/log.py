@@ -16,8 +16,12 @@ from entrypoint.errors import one_line
 class Log:
     """Writes lines of one boot to a descriptor, each with an event name and a sentence."""
 
-    def __init__(self, boot: str, *, as_json: bool = False, descriptor: int = 2) -> None:
+    def __init__(
+        self, boot: str, *, as_json: bool = False, has_bars: bool = False, descriptor: int = 2
+    ) -> None:
         self.boot, self.as_json, self.descriptor = boot, as_json, descriptor
+        # Long steps draw a bar instead of lines.
+        self.has_bars = has_bars
 
     def line(self, event: str, text: str, **fields: Json) -> None:
         """Write one line: the event's dotted name, and what a tired reader needs to know."""

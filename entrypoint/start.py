@@ -108,7 +108,11 @@ def new_boot(
     from entrypoint.state.reporter import Reporter  # noqa: PLC0415
 
     settings = read_settings(flags, environ)
-    log = Log(boot.new_boot_id(), as_json=settings.log_format == "json")
+    log = Log(
+        boot.new_boot_id(),
+        as_json=settings.log_format == "json",
+        has_bars=settings.log_format == "auto" and os.isatty(2),
+    )
     umask = tighten_umask()
     boot.step_down(settings, environ, log, touches_store=touches_store)
     status = Reporter(settings.state_dir if reports else None, log.boot, address(words, None))

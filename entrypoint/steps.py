@@ -6,10 +6,8 @@ checkpoint of the same name, and those evicted for room.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from entrypoint.assess import Assessment, Boot, assess_again
 from entrypoint.checkpoint.digest import digest_json
@@ -26,14 +24,13 @@ from entrypoint.errors import (
 from entrypoint.log import human_bytes
 from entrypoint.obstacles import proof_needed
 from entrypoint.plan import Action, decide, in_words
+from entrypoint.progress import Progress
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejections
 from entrypoint.store import lock
 from entrypoint.store.base import CheckpointStaging, CheckpointStore
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import find_by_name
-
-PROGRESS_SECONDS: Final = 5.0
 
 
 def alone(
@@ -153,13 +150,14 @@ def transport(
     entries = manifest.files_for(manifest.layout.ranks)
     total = manifest.size
     boot.status.phase("copying" if verb == "copy" else "publishing")
-    progress = _Progress(boot, verb, total)
     if staging.held_bytes:
         text = f"{human_bytes(staging.held_bytes)} of {human_bytes(total)} are there already"
         boot.log.line(f"{verb}.resumed", f"{text}, from one that was interrupted; reading them")
-    transfer.copy(source, manifest.name, manifest, entries, staging, progress.add)
-    result = staging.commit(manifest)
-    progress.done(f"{result.name} {result.outcome} in {where}")
+    with Progress(boot.log, boot.status, verb, total) as progress:
+        transfer.copy(source, manifest.name, manifest, entries, staging, progress.add)
+        result = staging.commit(manifest)
+    text = f"{result.name} {result.outcome} in {where}"
+    boot.log.line(f"{verb}.done", f"{text}: {progress.summary}")
     return manifest.renamed(result.name)
 
 
@@ -173,22 +171,12 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
     _make_room(boot, assessment, expected)
 
     boot.status.phase("saving")
-    said = time.monotonic()
-
-    def on_progress(done: int) -> None:
-        nonlocal said
-        boot.status.progress(done, expected)
-        if time.monotonic() - said < PROGRESS_SECONDS:
-            return
-        said = time.monotonic()
-        text = f"{human_bytes(done)} of about {human_bytes(expected)} written"
-        log.line("save.progress", text if done else "vLLM starts, and loads the source")
 
     def say(text: str) -> None:
         log.line("prove", text)
         boot.status.phase("proving", text)
 
-    started = time.monotonic()
+    progress = Progress(log, boot.status, "save", expected)
     order = saver.Order(
         settings=settings,
         engine=assessment.engine,
@@ -201,11 +189,12 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
         log_file=settings.state_dir / "logs" / f"save-{log.boot}.log",
         proof_needed=proof_needed(settings, resolution),
         say=say,
-        on_progress=on_progress,
+        on_progress=progress.at,
     )
-    manifest = saver.save(order, assessment.local_store)
-    seconds = time.monotonic() - started
-    log.line("save.done", f"{manifest.name}: {human_bytes(manifest.size)} in {seconds:.1f} s")
+    with progress:
+        manifest = saver.save(order, assessment.local_store)
+        progress.at(manifest.size)
+    log.line("save.done", f"{manifest.name}: {progress.summary}")
     if settings.publish:
         _publish(boot, assessment, manifest)
     return manifest
@@ -235,38 +224,6 @@ def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
         space.require_room(store.root, manifest.size, limits)
     with store.stage(manifest.name, manifest.content) as staging:
         return transport(boot, assessment.local_store, staging, manifest, "push", store.where)
-
-
-class _Progress:
-    """Steady lines about a long step: one every few seconds, and one at the end."""
-
-    def __init__(self, boot: Boot, verb: str, total: int) -> None:
-        self._log, self._status, self._verb, self._total = boot.log, boot.status, verb, total
-        self._done = 0
-        self._started = self._said = time.monotonic()
-
-    def add(self, count: int) -> None:
-        """Hear of `count` more bytes."""
-        self._done += count
-        self._status.progress(self._done, self._total)
-        if time.monotonic() - self._said < PROGRESS_SECONDS:
-            return
-        self._said = time.monotonic()
-        rate = self._done / (self._said - self._started)
-        left = (self._total - self._done) / rate if rate else 0
-        text = f"{human_bytes(self._done)} of {human_bytes(self._total)}"
-        self._log.line(
-            f"{self._verb}.progress", f"{text}, {human_bytes(rate)}/s, {left:.0f} s to go"
-        )
-
-    def done(self, text: str) -> None:
-        """Say how it ended."""
-        seconds = time.monotonic() - self._started
-        rate = human_bytes(self._total / seconds if seconds else self._total)
-        self._log.line(
-            f"{self._verb}.done",
-            f"{text}: {human_bytes(self._total)} in {seconds:.1f} s, {rate}/s",
-        )
 
 
 def prove_here(boot: Boot, assessment: Assessment) -> Manifest:

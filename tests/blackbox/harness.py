@@ -141,6 +141,7 @@ class House:
         *words: object,
         prefix: Sequence[str] = (),
         stdout: Any = subprocess.PIPE,
+        stderr: Any = subprocess.PIPE,
         **more: Any,
     ) -> subprocess.Popen[str]:
         """Start the command line; `more` are environment variables, None to leave one out."""
@@ -151,7 +152,7 @@ class House:
             cwd=self.root,
             stdin=subprocess.PIPE,
             stdout=stdout,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
         self._running.append(process)
