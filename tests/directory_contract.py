@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from checkpoints import fill, make_checkpoint, make_key
 from store_contract import StoreContract, deep_verify, left_over
 
 from entrypoint.errors import (
+    Interrupted,
     ManifestError,
     NotFoundError,
     StagingError,
@@ -187,6 +189,29 @@ class DirectoryContract(StoreContract):
             staged.commit(manifest, [0])
         deep_verify(other, manifest.name)
         assert ranks_held(other.path(manifest.name)) == {0}
+
+    def test_an_interrupted_copy_is_gone_on_with_by_the_next(self, store: DirectoryStore) -> None:
+        manifest = make_checkpoint(store.root / "elsewhere")
+        elsewhere = DirectoryStore(store.root / "elsewhere")
+        entry = manifest.files[-1]
+        half = entry.size // 2
+
+        with (
+            contextlib.suppress(Interrupted),
+            store.stage(manifest.name, manifest.content) as staged,
+        ):
+            (bytes_of,) = elsewhere.read(manifest.name, entry)
+            with contextlib.suppress(StagingError):
+                staged.write(entry, [bytes_of[:half]])
+            raise Interrupted(15)
+        with store.stage(manifest.name, manifest.content) as staged:
+            assert sum(map(len, staged.held(entry))) == staged.held_bytes == half
+            staged.disown()
+        with store.stage(manifest.name, manifest.content) as staged:
+            transfer.copy(elsewhere, manifest.name, manifest, manifest.files, staged)
+            staged.commit(manifest)
+        deep_verify(store, manifest.name)
+        assert left_over(store) == []
 
     def test_a_retired_name_is_gone_and_its_readers_go_on(self, store: DirectoryStore) -> None:
         manifest = make_checkpoint(store.root)

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Generator
 
 from entrypoint.checkpoint.digest import PIECE_BYTES
-from entrypoint.errors import DamagedError, StoreError
+from entrypoint.errors import DamagedError, NotFoundError, StoreError
 
 _TRIES = 4
-_FLAKY = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EAGAIN)
-"""What a shared file system may answer once and not again."""
+_FLAKY = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EAGAIN, errno.ENOENT)
+"""What a shared file system may answer once and not again; ENOENT from a directory it remembers."""
 
 _PATIENCE_SECONDS = 0.2
 
@@ -77,7 +77,7 @@ class _File:
         for attempt in range(1, _TRIES):
             try:
                 return action()
-            except (OSError, StoreError) as error:
+            except (OSError, StoreError, NotFoundError) as error:
                 cause = error if isinstance(error, OSError) else error.__cause__
                 if not isinstance(cause, OSError) or cause.errno not in _FLAKY:
                     raise self._failure(error) from error
@@ -86,11 +86,13 @@ class _File:
             time.sleep(_PATIENCE_SECONDS * attempt)
         try:
             return action()
-        except (OSError, StoreError) as error:
+        except (OSError, StoreError, NotFoundError) as error:
             raise self._failure(error) from error
 
-    def _failure(self, error: OSError | StoreError) -> StoreError:
+    def _failure(self, error: OSError | StoreError | NotFoundError) -> StoreError | NotFoundError:
         self.close()
+        if isinstance(error, NotFoundError):
+            return NotFoundError(f"{error}: looked for {_TRIES} times")
         reason = error.strerror or error if isinstance(error, OSError) else error
         return StoreError(f"{self.where}: {reason}")
 

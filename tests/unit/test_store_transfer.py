@@ -16,6 +16,7 @@ from entrypoint.errors import (
     DamagedError,
     Interrupted,
     NotFoundError,
+    ShardbootError,
     SpaceError,
     StagingError,
     StoreError,
@@ -108,11 +109,16 @@ def test_an_error_that_stays_names_the_store_and_the_file(
     assert nothing_is_left(local)
 
 
-def test_a_stale_open_is_tried_again(
+@pytest.mark.parametrize(
+    ("kind", "number"), [(StoreError, errno.ESTALE), (NotFoundError, errno.ENOENT)]
+)
+def test_an_open_that_fails_for_a_moment_is_tried_again(
     shared: DirectoryStore,
     local: DirectoryStore,
     manifest: Manifest,
     monkeypatch: pytest.MonkeyPatch,
+    kind: type[ShardbootError],
+    number: int,
 ) -> None:
     monkeypatch.setattr(transfer, "THREADS", 1)
     real = DirectoryStore.open
@@ -121,8 +127,7 @@ def test_a_stale_open_is_tried_again(
     def stale(self: DirectoryStore, name: str, path: str) -> int:
         left[0] -= 1
         if left[0] >= 0:
-            cause = OSError(errno.ESTALE, "Stale file handle")
-            raise StoreError("stale") from cause
+            raise kind("for a moment") from OSError(number, os.strerror(number))
         return real(self, name, path)
 
     monkeypatch.setattr(DirectoryStore, "open", stale)
