@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 from blackbox.harness import Boot, House, make_source
 from store_contract import deep_verify
+
+from entrypoint.store.directory import DirectoryStore
 
 Nodes = Callable[[int], list[House]]
 
@@ -122,3 +126,35 @@ def test_so_many_readers_copy_at_once_and_the_others_wait(nodes: Nodes) -> None:
 def wait_for_ticket(directory: Path) -> None:
     while not directory.is_dir() or not any(directory.iterdir()):
         pass
+
+
+LYING = """\
+import fcntl
+fcntl.flock = lambda descriptor, operation: None
+"""
+
+
+def test_with_locks_that_lie_and_leases_that_vanish_all_serve_the_same(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """More bytes are moved than need be, and that is all."""
+    injected = tmp_path / "injected"
+    injected.mkdir()
+    (injected / "sitecustomize.py").write_text(LYING)
+    two = nodes(2)
+    for node in two:
+        node.environ["PYTHONPATH"] = f"{injected}:{node.environ['PYTHONPATH']}"
+    running = [(node, start(node)) for node in two for _ in range(2)]
+    while any(process.poll() is None for _, process in running):
+        shutil.rmtree(tmp_path / "shared/.leases", ignore_errors=True)
+        time.sleep(0.05)  # a vandal with a pause, not a wait
+    for node, process in running:
+        boot = node.finish(process)
+        assert (boot.status, boot.events[-1]) == (0, "local.hit"), boot.stderr
+        # Two saves are two checkpoints: the second takes the next generation's name.
+        assert boot.words[0] in [str(node.local / name) for name in node.store.names()]
+    for store in (DirectoryStore(tmp_path / "shared"), *(node.store for node in two)):
+        assert store.names()
+        for name in store.names():
+            deep_verify(store, name)
+    assert 1 <= saves(two) <= 4
