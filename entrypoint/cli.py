@@ -45,14 +45,27 @@ def _say(text: str) -> None:
 
 def _run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit status; `serve` returns none."""
-    # As an image starts it: no word is ours, so there is nothing to parse, and click, half of what
-    # a hit costs, need not be imported.
-    if arguments[:1] == ["serve"] and arguments[1:] and not arguments[1].startswith("-"):
-        serve({}, tuple(arguments[1:]))
+    match arguments:
+        case ["enter", *words]:
+            return _run(_enter(words))
+        case ["serve", word, *_] if not word.startswith("-"):
+            # As an image starts it: no word is ours, so there is nothing to parse, and click, half
+            # of what a hit costs, need not be imported.
+            serve({}, tuple(arguments[1:]))
     from entrypoint import commands  # noqa: PLC0415
 
     done = commands.run(arguments, os.environ)
     return done if isinstance(done, int) else serve(*done)
+
+
+def _enter(words: Sequence[str]) -> Sequence[str]:
+    """Return the command of ours that an image's words mean, or become the program that they do."""
+    from entrypoint import image, launch  # noqa: PLC0415 - only an image needs them
+
+    arguments, program = image.enter(words, os.environ)
+    if program is not None:
+        launch.become(program, arguments, os.environ)
+    return arguments
 
 
 def serve(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:

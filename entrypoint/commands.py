@@ -9,21 +9,13 @@ from __future__ import annotations
 import importlib
 import signal
 from collections.abc import MutableMapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from entrypoint import __version__
+from entrypoint.image import ROOMS
 from entrypoint.options import WordsCommand, with_settings
-
-ROOMS: Final = {
-    "operate": ("plan", "save", "pull", "push", "prove"),
-    "inventory": ("list", "show", "verify", "reject", "unreject"),
-    "keep": ("gc", "pin", "unpin"),
-    "watch": ("status", "wait", "health"),
-    "measure": ("probe",),
-}
-"""Modules with a table `COMMANDS`, and what stands in it."""
 
 
 class LazyGroup(click.Group):

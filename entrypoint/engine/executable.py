@@ -21,7 +21,7 @@ class Executable(NamedTuple):
 
 def locate(word: str, environ: Mapping[str, str]) -> str:
     """Return the absolute path of an executable, on PATH or as given. Raises: ExecError."""
-    path = _which(word, environ)
+    path = find_program(word, environ)
     if path is None:
         found = os.path.exists(word)
         what = "is not executable" if found else "is not on PATH"
@@ -30,8 +30,8 @@ def locate(word: str, environ: Mapping[str, str]) -> str:
     return os.path.abspath(path)
 
 
-def _which(word: str, environ: Mapping[str, str]) -> str | None:
-    """Return what a shell would run, as `shutil.which` does, which is dearer to import."""
+def find_program(word: str, environ: Mapping[str, str]) -> str | None:
+    """Return what a shell would run, or None; as `shutil.which`, which is dearer to import."""
     if os.path.dirname(word):
         candidates = [word]
     else:
@@ -58,7 +58,7 @@ def _interpreter(path: str, environ: Mapping[str, str]) -> str:
         # pip writes this where the interpreter's path is too long, or has blanks, for "#!".
         words = _words(second.removeprefix(b"'''exec'"))
     if words and os.path.basename(words[0]) == "env":
-        words = [_which(word, environ) or word for word in words[1:] if "=" not in word]
+        words = [find_program(word, environ) or word for word in words[1:] if "=" not in word]
     if not words or "python" not in os.path.basename(words[0]):
         msg = f"{path}: not a Python console script, so vLLM cannot be asked how it reads the words"
         raise EngineError(msg, reason="engine.opaque")

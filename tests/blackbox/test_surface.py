@@ -194,3 +194,14 @@ def _files(*roots: Path) -> list[Path]:
         for directory, _, names in os.walk(root)
         for name in names
     ]
+
+
+def test_in_an_image_a_model_is_served(house: House) -> None:
+    assert house.run("enter", house.model, "-tp", 2).events[-1] == "local.hit"
+    assert house.run("enter", "--model", house.model, "-tp", 2).events[-1] == "local.hit"
+    assert house.run("enter", "list").stdout.count("\n") == 1
+
+
+def test_in_an_image_a_program_takes_the_place_of_ours(house: House) -> None:
+    run = house.run("enter", "sh", "-c", "echo $$; exit 7")
+    assert (run.status, run.stdout, run.stderr) == (7, f"{run.pid}\n", "")

@@ -76,7 +76,7 @@ def base_image(room: Path) -> Iterator[str]:
             # The service user passes here, and root's home is closed to it.
             inside.chmod(inside.stat().st_mode | 0o755)
     subprocess.run(["tar", "-C", base, "-cf", archive, "."], check=True)
-    entrypoint = json.dumps([binary("shardboot"), "serve"])
+    entrypoint = json.dumps([binary("shardboot"), "enter"])
     search = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     changes = ["--change", f"ENTRYPOINT {entrypoint}", "--change", f"ENV PATH={search}"]
     made = [*PODMAN, "import", "--quiet", *changes, str(archive), tag]

@@ -1,0 +1,39 @@
+"""What an image's ENTRYPOINT runs: the first word after the image's name decides."""
+
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from entrypoint.engine.executable import find_program
+
+ROOMS: Final = {
+    "operate": ("plan", "save", "pull", "push", "prove"),
+    "inventory": ("list", "show", "verify", "reject", "unreject"),
+    "keep": ("gc", "pin", "unpin"),
+    "watch": ("status", "wait", "health"),
+    "measure": ("probe",),
+}
+"""Modules with a table `COMMANDS`, and what stands in it; `serve` is everybody's."""
+
+
+class Entered(NamedTuple):
+    """A command of ours with its words; or a `program` to become instead, with its own."""
+
+    words: tuple[str, ...]
+    program: str | None = None
+
+
+def enter(words: Sequence[str], environ: Mapping[str, str]) -> Entered:
+    """Tell what `words` ask for: a command of ours, a program on PATH, or else a model to serve.
+
+    So `IMAGE MODEL -tp 8` and `IMAGE --model …` are what they are with vLLM's own image, and
+    `IMAGE bash` is a shell.
+    """
+    first = words[0] if words else ""
+    if first == "serve" or any(first in commands for commands in ROOMS.values()):
+        return Entered(tuple(words))
+    program = None if not first or first.startswith("-") else find_program(first, environ)
+    if program is not None:
+        return Entered(tuple(words[1:]), program)
+    return Entered(("serve", *words))

@@ -1,0 +1,44 @@
+"""What the words after an image's name mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint.image import enter
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        ([], ["serve"]),
+        (["org/model", "-tp", "8"], ["serve", "org/model", "-tp", "8"]),
+        (["--model", "org/model"], ["serve", "--model", "org/model"]),
+        (["--help"], ["serve", "--help"]),
+        (["serve", "org/model"], ["serve", "org/model"]),
+        (["plan", "org/model"], ["plan", "org/model"]),
+        (["gc", "--dry-run"], ["gc", "--dry-run"]),
+        (["gpt2"], ["serve", "gpt2"]),
+        (["/usr"], ["serve", "/usr"]),
+        ([""], ["serve", ""]),
+    ],
+    ids=" ".join,
+)
+def test_words_that_name_no_program_are_ours(words: list[str], ours: list[str]) -> None:
+    assert enter(words, {"PATH": "/usr/bin:/bin"}) == (tuple(ours), None)
+
+
+def test_a_program_on_path_or_as_a_path_is_run_with_its_words(tmp_path: Path) -> None:
+    program = tmp_path / "tool"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    found = (("-c", "x"), str(program))
+    assert enter(["tool", "-c", "x"], {"PATH": str(tmp_path)}) == found
+    assert enter([str(program), "-c", "x"], {"PATH": "/nowhere"}) == found
+
+
+def test_our_own_commands_win_over_programs_of_their_name(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("#!/bin/sh\n")
+    (tmp_path / "list").chmod(0o755)
+    assert enter(["list"], {"PATH": str(tmp_path)}) == (("list",), None)
