@@ -3,6 +3,7 @@
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from entrypoint.checkpoint.key import Key
@@ -28,6 +29,18 @@ class Layout(NamedTuple):
     def ranks(self) -> range:
         """All ranks of one replica: rank = pp_rank x tp + tp_rank, as vLLM numbers its workers."""
         return range(self.world)
+
+    def in_words(self, ranks: Iterable[int]) -> str:
+        """Return ranks as people say them: `ranks 0-1, 3 of 4`."""
+        spans: list[list[int]] = []
+        for rank in sorted(ranks):
+            if spans and rank == spans[-1][1] + 1:
+                spans[-1][1] = rank
+            else:
+                spans.append([rank, rank])
+        said = ", ".join(f"{low}-{high}" if high > low else f"{low}" for low, high in spans)
+        is_one = len(spans) == 1 and spans[0][0] == spans[0][1]
+        return f"{'rank' if is_one else 'ranks'} {said or 'none'} of {self.world}"
 
     def shard_name(self, rank: int, part: int) -> str:
         """Return the file name that vLLM's own sharded loader looks for."""

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, cast
 
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.checkpoint.key import FORMAT, Key
+from entrypoint.checkpoint.layout import layout_of
 from entrypoint.engine.address import address
 from entrypoint.engine.executable import Executable, with_plugin
 from entrypoint.engine.question import named_files, question
@@ -34,7 +35,8 @@ class Resolution(NamedTuple):
     """What vLLM made of the user's words. `key.model` is still empty.
 
     `drop` are the positions, in the user's words, of what spells the model; `append` are words
-    that keep a speculative draft on its own loader. `model_word` is the user's own.
+    that keep a speculative draft on its own loader. `model_word` is the user's own. `ranks` are
+    those whose workers run on this one of `nnodes` nodes; none where `unplaced` says why.
     """
 
     key: Key
@@ -46,6 +48,8 @@ class Resolution(NamedTuple):
     gives_served_name: bool
     unverified: str
     nnodes: int
+    ranks: tuple[int, ...]
+    unplaced: str
     load_format: str
     has_extra_config: bool
     draft: str
@@ -237,7 +241,7 @@ def _read(
     kept = kept_positions(words, cast("Mapping[str, Json]", about["ignorable"]))
     recipe = cast("dict[str, Json]", answer["words"])
     model = cast("dict[str, str | None]", answer["model"])
-    layout = cast("dict[str, int]", answer["layout"])
+    layout = cast("dict[str, Json]", answer["layout"])
     load = cast("dict[str, Json]", answer["load"])
     kind = cast("dict[str, Json]", answer["kind"])
     fields = cast("dict[str, Json]", answer["key"])
@@ -248,6 +252,10 @@ def _read(
         key = Key.from_json({"model": "", "engine": "vllm", "format": FORMAT, **fields})
     except ManifestError as error:
         raise EngineError(f"vLLM's answer is odd: {error}") from None
+    nnodes = cast("int", layout["nnodes"])
+    ranks = tuple(layout_of(key).ranks)
+    if nnodes > 1:
+        ranks = tuple(cast("list[int]", layout.get("ranks", [])))
     return Resolution(
         key=key,
         model_word=cast("str", model["word"]),
@@ -257,7 +265,9 @@ def _read(
         append=append,
         gives_served_name=bool(recipe["served_name"]),
         unverified="" if recipe["verified"] else str(recipe.get("why", "")) or "unknown",
-        nnodes=layout["nnodes"],
+        nnodes=nnodes,
+        ranks=ranks,
+        unplaced=str(layout.get("unplaced", "")),
         load_format=str(load["format"]),
         has_extra_config=bool(load["extra_config"]),
         draft=str(kind["draft"]),

@@ -101,17 +101,49 @@ def model(args: argparse.Namespace) -> dict[str, str | None]:
 
 
 def layout(config: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Say over how many nodes and ranks the model is spread, and which of them is here."""
+    """Say over how many nodes and ranks the model is spread, and which of them are here.
+
+    `unplaced` says why that is not known; then `ranks` are none.
+    """
     parallel = config.parallel_config
+    ranks, unplaced = ranks_here(parallel)
     return {
         "nnodes": getattr(parallel, "nnodes", 1),
         "node_rank": getattr(parallel, "node_rank", 0),
         "world": parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
+        "ranks": ranks,
+        "unplaced": unplaced,
         "dp": parallel.data_parallel_size,
         "dp_local": parallel.data_parallel_size_local,
         "ep": bool(parallel.enable_expert_parallel),
         "headless": bool(args.headless),
     }
+
+
+def ranks_here(parallel: Any) -> tuple[list[int], str]:
+    """Return the ranks whose workers vLLM starts on this node, or none and why that is not known.
+
+    As its `MultiprocExecutor` numbers them: `local_world_size` ranks, from that many times
+    `node_rank_within_dp` on (v1/executor/multiproc_executor.py, config/parallel.py).
+    """
+    world = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    nnodes = getattr(parallel, "nnodes", 1)
+    if nnodes == 1:
+        return [*range(world)], ""
+    backend = parallel.distributed_executor_backend
+    here = getattr(parallel, "local_world_size", None)
+    place = getattr(parallel, "node_rank_within_dp", None)
+    if parallel.data_parallel_size > 1:
+        why = f"{parallel.data_parallel_size} data-parallel replicas over them were never tried"
+    elif backend != "mp":
+        why = f"only vLLM's own executor (mp) was tried over several, not {backend}"
+    elif parallel.world_size != world:
+        why = "context parallelism over them was never tried"
+    elif here is None or place is None or here * nnodes != world:
+        why = "this vLLM does not tell which ranks are on which"
+    else:
+        return [*range(here * place, here * (place + 1))], ""
+    return [], why
 
 
 def server(config: Any, args: argparse.Namespace) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--tensor-parallel-size", "-tp", dest="tp", type=int, default=1)
     words.add_argument("--dtype", default="bfloat16")
     words.add_argument("--nnodes", type=int, default=1)
+    words.add_argument("--node-rank", type=int, default=0)
     words.add_argument("--max-model-len", type=int)
     words.add_argument("--revision")
     words.add_argument("--load-format", default="auto")
@@ -80,6 +81,12 @@ def key_of(args: argparse.Namespace) -> Key:
     return make_key(model="", tp=args.tp, dtype=args.dtype)
 
 
+def layout(args: argparse.Namespace) -> dict[str, Any]:
+    here = args.tp // args.nnodes
+    ranks = [*range(here * args.node_rank, here * (args.node_rank + 1))]
+    return {"nnodes": args.nnodes, "ranks": ranks, "unplaced": "" if ranks else "it is a stub"}
+
+
 def resolve(words: list[str], rules: dict[str, Any]) -> dict[str, Any]:
     try:
         args = read(words)
@@ -112,7 +119,7 @@ def resolve(words: list[str], rules: dict[str, Any]) -> dict[str, Any]:
         },
         "model": {"word": args.model, "revision": args.revision},
         "key": key,
-        "layout": {"nnodes": args.nnodes, "node_rank": 0},
+        "layout": layout(args),
         "server": server([words[i] for i in kept_positions(words, IGNORABLE)]),
         "load": {"format": args.load_format, "extra_config": bool(args.model_loader_extra_config)},
         "kind": {"draft": "separate" if draft else "none", "moe": False},
