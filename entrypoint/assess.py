@@ -187,6 +187,7 @@ def _situation(
             lambda _: True,
             rejections_by(settings, resolution),
             name=directory.name,
+            ranks=resolution.ranks,
         )
         local = look(DirectoryStore(directory.parent), itself, memory)
     elif obstacle is None:
@@ -236,6 +237,7 @@ def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> W
         name=settings.checkpoint,
         likely=likely,
         model=model_in_name(resolution.model_word),
+        ranks=resolution.ranks,
     )
 
 

@@ -16,7 +16,7 @@ from entrypoint import launch, privilege
 from entrypoint.assess import Assessment, Boot, assess, doubted
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
-from entrypoint.checkpoint.inspect import verify_deep
+from entrypoint.checkpoint.inspect import ranks_in, verify_deep
 from entrypoint.checkpoint.key import Key
 from entrypoint.config import Settings
 from entrypoint.engine.executable import locate, with_plugin
@@ -135,6 +135,7 @@ def _facts(action: Action, taken: Sequence[str] = ()) -> dict[str, str]:
         "tier": TIERS[step],
         "reason": action.reason,
         "checkpoint": action.manifest.name if action.manifest else "",
+        "ranks": action.ranks,
     }
 
 
@@ -155,6 +156,8 @@ def _note(boot: Boot, action: Action, key: Key | None, taken: Sequence[str] = ()
         "pid_start": server.start,
         "host_boot": server.host_boot,
     }
+    if action.ranks:
+        entry["ranks"] = action.ranks
     if not (Ledger(boot.settings.state_dir).append(entry) and boot.status.is_kept):
         boot.log.line(
             "state.unwritable",
@@ -237,14 +240,14 @@ def failures_so_far(boot: Boot, action: Action) -> int:
 
 
 def deep_look(boot: Boot, action: Action) -> Damaged | None:
-    """Read every byte of the checkpoint; return what is wrong with it."""
+    """Read every byte of the checkpoint that is here; return what is wrong with it."""
     assert action.manifest is not None
-    manifest = action.manifest
-    text = f"reading {human_bytes(manifest.size)} of {manifest.name}"
+    manifest, directory = action.manifest, Path(str(action.path))
+    held = ranks_in(directory, manifest)
+    text = f"reading {human_bytes(manifest.size_for(held))} of {manifest.name}"
     boot.log.line("verify.deep", text)
     boot.status.phase("verifying", text)
-    directory = Path(str(action.path))
-    wrong = verify_deep(directory, manifest, manifest.layout.ranks)
+    wrong = verify_deep(directory, manifest, held)
     remember_look(directory, manifest, wrong, boot.memory)
     return Damaged(manifest.name, wrong) if wrong else None
 
@@ -270,8 +273,9 @@ def _step(boot: Boot, assessment: Assessment, action: Action) -> Assessment:
         boot.log.line(error.reason, f"{action.kind} failed: {error}", hint=error.hint)
         obstacle = Obstacle(error.reason, f"{action.kind} failed: {error}", error.exit_code)
         return _with(assessment, **{failed: obstacle})
-    path = str(assessment.local_store.path(manifest.name))
-    return _with(assessment, local=Complete(manifest, path))
+    store = assessment.local_store
+    local = Complete.of(manifest, store.locate(manifest.name), store.ranks(manifest))
+    return _with(assessment, local=local)
 
 
 def fall_back(boot: Boot, reason: str, text: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -33,6 +33,7 @@ from entrypoint.store.look import find_by_name, remember_look
 from entrypoint.store.survey import uses_here, who_uses
 
 if TYPE_CHECKING:
+    from entrypoint.checkpoint.manifest import Manifest
     from entrypoint.store.objects import ObjectStore
 
 
@@ -87,19 +88,24 @@ def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> 
             continue
         use = uses.get(manifest.digest, UNUSED)
         running = bool(directory and who_uses(directory.path(name), use)[0])
+        held = store.ranks(manifest)
         rows.append(
             {
                 "name": name,
                 "pinned": name in pinned,
                 "running": running,
-                "bytes": manifest.size,
-                "files": len(manifest.files),
+                "bytes": manifest.size_for(held),
+                "files": len(manifest.files_for(held)),
+                "ranks": list[Json](sorted(held)),
                 "created_at": manifest.created_at,
                 "manifest": manifest.digest,
             }
         )
-        marks = ("  pinned" if name in pinned else "") + ("  running" if running else "")
-        lines.append(f"{name}  {human_bytes(manifest.size)}  {manifest.created_at}{marks}")
+        marks = "  pinned" if name in pinned else ""
+        marks += "  running" if running else ""
+        marks += _if_some(manifest, held, "  {}")
+        size = human_bytes(manifest.size_for(held))
+        lines.append(f"{name}  {size}  {manifest.created_at}{marks}")
     emit(output, rows, *(lines or [f"{store.where}: no checkpoints"]))
 
 
@@ -111,11 +117,25 @@ def show(ctx: click.Context, /, name: str, output: str, in_shared: bool, **flags
     """Show what a checkpoint is: key, source, layout, files."""
     store = store_of(settings_as_user(flags, ctx.obj["environ"]), shared=in_shared)
     manifest = find_by_name(store, name)
-    document = manifest.to_json() | {"blake3": manifest.digest, "path": store.locate(name)}
+    held = store.ranks(manifest)
+    document: Json = manifest.to_json() | {
+        "blake3": manifest.digest,
+        "path": store.locate(name),
+        "ranks": list[Json](sorted(held)),
+    }
     lines = [manifest.name, f"  source  {manifest.source.name}"]
     lines += [f"  {field:<20}{value}" for field, value in manifest.key.to_json().items() if value]
-    lines += [f"  {human_bytes(entry.size):>10}  {entry.path}" for entry in manifest.files]
+    here = manifest.files_for(held)
+    lines += [f"  {human_bytes(entry.size):>10}  {entry.path}" for entry in here]
+    if some := _if_some(manifest, held, "only {} are here"):
+        lines.append(f"  {some}")
     emit(output, document, *lines)
+
+
+def _if_some(manifest: Manifest, held: Collection[int], text: str) -> str:
+    """Return `text` with the ranks that lie in a store, where they are not all; else ""."""
+    layout = manifest.layout
+    return "" if len(held) == layout.world else text.format(layout.in_words(held))
 
 
 @click.command()
@@ -145,7 +165,7 @@ def verify(
     unseen: list[StoreError] = []
     for each in [name] if name else store.names():
         try:
-            wrong = _verify_one(store, each, deep=deep, memory=memory)
+            wrong, some = _verify_one(store, each, deep=deep, memory=memory)
         except StoreError as error:
             unseen.append(error)
             rows.append({"name": each, "error": str(error)})
@@ -153,7 +173,7 @@ def verify(
             continue
         damaged += [each] if wrong else []
         rows.append({"name": each, "discrepancies": list(wrong)})
-        lines.append(f"{each}: {wrong[0] if wrong else 'complete'}")
+        lines.append(f"{each}: {wrong[0] if wrong else 'complete'}{some}")
     emit(output, rows, *(lines or [f"{store.where}: no checkpoints"]))
     if damaged:
         msg = f"{store.where}: damaged: {', '.join(damaged)}"
@@ -164,20 +184,37 @@ def verify(
 
 def _verify_one(
     store: CheckpointStore, name: str, *, deep: bool, memory: Memory
-) -> tuple[str, ...]:
-    """Return what is wrong with a checkpoint. Raises: StoreError, NotFoundError."""
+) -> tuple[tuple[str, ...], str]:
+    """Return what is wrong with a checkpoint, and for which ranks if some of them are not there.
+
+    Raises: StoreError, NotFoundError.
+    """
     try:
         manifest = find_by_name(store, name)
     except ManifestError as error:
-        return (str(error),)
+        return (str(error),), ""
+    held = store.ranks(manifest)
+    wrong = _discrepancies(store, manifest, held, deep=deep, memory=memory)
+    return wrong, _if_some(manifest, held, ", for {}")
+
+
+def _discrepancies(
+    store: CheckpointStore,
+    manifest: Manifest,
+    held: Collection[int],
+    *,
+    deep: bool,
+    memory: Memory,
+) -> tuple[str, ...]:
     if deep and isinstance(store, DirectoryStore):
+        directory = store.path(manifest.name)
         try:
-            wrong = verify_deep(store.path(name), manifest, manifest.layout.ranks)
+            wrong = verify_deep(directory, manifest, held)
         except OSError as error:
             raise StoreError(str(error)) from error
-        remember_look(store.path(name), manifest, wrong, memory)
+        remember_look(directory, manifest, wrong, memory)
         return wrong
-    finding = store.check(manifest, memory)
+    finding = store.check(manifest, memory, held)
     if deep and isinstance(finding, Complete):
         from entrypoint.store import transfer  # noqa: PLC0415 - most looks are quick ones
 

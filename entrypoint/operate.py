@@ -70,8 +70,10 @@ def finding_json(finding: Finding) -> dict[str, Json]:
     """Return one finding: its word, and what it has to say."""
     rest: dict[str, Json]
     match finding:
-        case Complete(manifest=manifest, path=path):
+        case Complete(manifest=manifest, path=path, ranks=ranks):
             rest = {"name": manifest.name, "path": path}
+            if ranks:
+                rest["ranks"] = ranks
         case Absent(why=why):
             rest = {"why": why}
         case Foreign(name=name, differences=differences):

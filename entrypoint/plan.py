@@ -61,8 +61,8 @@ class Policy(NamedTuple):
 class Action(NamedTuple):
     """What boot does next, and why: `reason` is a stable dotted word, `text` one line for people.
 
-    `manifest` and `path` tell which checkpoint, for reuse and copy. `exit_code` is what a
-    refusal for this reason ends with.
+    `manifest` and `path` tell which checkpoint, for reuse and copy, and `ranks` which of it lie
+    there where not all do. `exit_code` is what a refusal for this reason ends with.
     """
 
     kind: Kind
@@ -71,6 +71,7 @@ class Action(NamedTuple):
     manifest: Manifest | None = None
     path: str | None = None
     exit_code: int = 0
+    ranks: str = ""
 
 
 def decide(situation: Situation, policy: Policy) -> Action:
@@ -82,7 +83,8 @@ def decide(situation: Situation, policy: Policy) -> Action:
         return _without(situation, situation.no_checkpoint, policy)
     local, shared = situation.local, situation.shared
     if isinstance(local, Complete):
-        return _of(local, "reuse", "local.hit", "the local store has it")
+        here = f"{local.ranks} are here" if local.ranks else "the local store has it"
+        return _of(local, "reuse", "local.hit", here)
     if isinstance(shared, Complete) and not situation.no_copy:
         text = f"{in_words('local', local)}; the shared one has it"
         return _of(shared, "copy", "shared.hit", text)
@@ -128,7 +130,12 @@ def _is_unfit(finding: Finding) -> bool:
 def _of(found: Complete, kind: Kind, reason: str, text: str) -> Action:
     name = found.manifest.name
     return Action(
-        kind=kind, reason=reason, text=f"{name}: {text}", manifest=found.manifest, path=found.path
+        kind=kind,
+        reason=reason,
+        text=f"{name}: {text}",
+        manifest=found.manifest,
+        path=found.path,
+        ranks=found.ranks,
     )
 
 

@@ -6,7 +6,7 @@ checkpoint of the same name, and those evicted for room.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from entrypoint.assess import Assessment, Boot, assess_again
@@ -92,18 +92,24 @@ def _is_known_bad(before: Finding, name: str) -> bool:
 
 
 def copy_here(boot: Boot, assessment: Assessment, action: Action) -> Manifest:
-    """Copy the checkpoint that `action` names from the shared store into the local one."""
+    """Copy the checkpoint that `action` names from the shared store into the local one.
+
+    Of the shards only those of the ranks that run here. What the local store holds of the same
+    checkpoint for others stays.
+    """
     assert assessment.shared_store is not None
+    assert assessment.resolution is not None
     assert action.manifest is not None
     local = assessment.situation.local
     if isinstance(local, Damaged) and local.name == action.manifest.name:
         # Its sizes may be right: staging would take it for the same bytes, and keep it.
         assessment.local_store.retire(local.name)
-    manifest, store = action.manifest, assessment.local_store
-    with store.stage(manifest.name, manifest.content) as staging:
-        needed = max(0, manifest.size - staging.held_bytes)
+    manifest, store, ranks = action.manifest, assessment.local_store, assessment.resolution.ranks
+    with store.stage(manifest.name, manifest.part(ranks)) as staging:
+        needed = max(0, manifest.size_for(ranks) - staging.held_bytes)
         _make_room(boot, assessment, needed, manifest.name, staging.path)
-        return transport(boot, assessment.shared_store, staging, manifest, "copy", store.where)
+        source = assessment.shared_store
+        return transport(boot, source, staging, manifest, ranks, "copy", store.where)
 
 
 def _make_room(
@@ -137,26 +143,27 @@ def transport(
     source: CheckpointStore,
     staging: CheckpointStaging,
     manifest: Manifest,
+    ranks: Collection[int],
     verb: str,
     where: str,
 ) -> Manifest:
-    """Copy one checkpoint between stores, verified in the stream; return it as published.
+    """Copy one checkpoint, for `ranks`, between stores; return it as published.
 
-    `where` names the store of `staging`, which must have room. When this raises, nothing is
-    published there.
+    Verified in the stream. `where` names the store of `staging`, which must have room. When this
+    raises, nothing is published there.
     """
     from entrypoint.store import transfer  # noqa: PLC0415 - a hit copies nothing
 
-    entries = manifest.files_for(manifest.layout.ranks)
-    total = manifest.size
+    entries, total = manifest.files_for(ranks), manifest.size_for(ranks)
     boot.status.phase("copying" if verb == "copy" else "publishing")
     if staging.held_bytes:
         text = f"{human_bytes(staging.held_bytes)} of {human_bytes(total)} are there already"
         boot.log.line(f"{verb}.resumed", f"{text}, from one that was interrupted; reading them")
     with Progress(boot.log, boot.status, verb, total) as progress:
         transfer.copy(source, manifest.name, manifest, entries, staging, progress.add)
-        result = staging.commit(manifest)
-    text = f"{result.name} {result.outcome} in {where}"
+        result = staging.commit(manifest, ranks)
+    some = "" if len(ranks) == manifest.layout.world else f" for {manifest.layout.in_words(ranks)}"
+    text = f"{result.name} {result.outcome} in {where}{some}"
     boot.log.line(f"{verb}.done", f"{text}: {progress.summary}")
     return manifest.renamed(result.name)
 
@@ -211,19 +218,24 @@ def _publish(boot: Boot, assessment: Assessment, manifest: Manifest) -> None:
 def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
     """Copy a local checkpoint to the shared store, where other nodes' are never evicted.
 
-    Raises: ConfigError without one; SpaceError.
+    Raises: ConfigError without one; NotFoundError where only some ranks are here; SpaceError.
     """
     from entrypoint.store import space  # noqa: PLC0415 - a hit pushes nothing
 
     if assessment.shared_store is None:
         msg = "there is no shared store"
         raise ConfigError(msg, hint="set --shared")
-    store = assessment.shared_store
+    store, ranks = assessment.shared_store, manifest.layout.ranks
+    if set(ranks) - set(held := assessment.local_store.ranks(manifest)):
+        said = manifest.layout.in_words(held)
+        msg = f"{manifest.name}: only {said} are here, and a push takes all"
+        raise NotFoundError(msg, hint="push it from the machine that saved it")
     if isinstance(store, DirectoryStore):
         limits = space.Limits(boot.settings.reserve_bytes)
         space.require_room(store.root, manifest.size, limits)
     with store.stage(manifest.name, manifest.content) as staging:
-        return transport(boot, assessment.local_store, staging, manifest, "push", store.where)
+        source = assessment.local_store
+        return transport(boot, source, staging, manifest, ranks, "push", store.where)
 
 
 def prove_here(boot: Boot, assessment: Assessment) -> Manifest:

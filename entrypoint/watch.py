@@ -93,7 +93,8 @@ def status(ctx: click.Context, /, output: str, **flags: Any) -> None:
 def _row(report: Report) -> str:
     boot = report.status or Status()
     begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(boot.started))
-    facts = f"pid {boot.server.pid:<8}{boot.tier or '-':<7} {boot.checkpoint or '-'}"
+    what = ", ".join(fact for fact in (boot.checkpoint or "-", boot.ranks) if fact)
+    facts = f"pid {boot.server.pid:<8}{boot.tier or '-':<7} {what}"
     return f"{begun}  {facts}  {report.standing.line}"
 
 

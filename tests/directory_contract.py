@@ -12,6 +12,7 @@ import pytest
 from checkpoints import fill, make_checkpoint, make_key
 from store_contract import StoreContract, deep_verify, left_over
 
+from entrypoint.checkpoint.inspect import ranks_held
 from entrypoint.errors import (
     Interrupted,
     ManifestError,
@@ -20,7 +21,6 @@ from entrypoint.errors import (
 )
 from entrypoint.store import transfer
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.publish import ranks_held
 
 
 class DirectoryContract(StoreContract):

@@ -14,6 +14,7 @@ from checkpoints import TENSORS, Tensor, make_checkpoint
 
 from entrypoint.checkpoint.digest import digest_bytes, digest_file
 from entrypoint.checkpoint.finding import Complete, Damaged
+from entrypoint.checkpoint.inspect import ranks_held
 from entrypoint.checkpoint.manifest import FileEntry, Manifest, decode
 from entrypoint.errors import (
     DamagedError,
@@ -28,7 +29,7 @@ from entrypoint.store.base import CheckpointStaging, CheckpointStore
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import Wanted, find_by_name, look
 from entrypoint.store.objects import PUBLISHED, ObjectStore
-from entrypoint.store.publish import CommitResult, ranks_held
+from entrypoint.store.publish import CommitResult
 
 
 def deep_verify(store: DirectoryStore, name: str) -> Manifest:
@@ -196,7 +197,7 @@ class StoreContract:
         push(made, manifest, store)
         self.spoil(store, manifest.name, manifest.files[0].path, data)
         again = self.reopened(store)
-        finding = again.check(manifest, Memory(tmp_path / "state"))
+        finding = again.check(manifest, Memory(tmp_path / "state"), manifest.layout.ranks)
         assert isinstance(finding, Damaged)
         assert manifest.files[0].path in finding.discrepancies[0]
         assert push(made, manifest, again) == (manifest.name, "committed")

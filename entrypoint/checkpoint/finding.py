@@ -2,21 +2,32 @@
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
-from typing import NamedTuple, TypeAlias
+from collections.abc import Collection
+from typing import NamedTuple, Self, TypeAlias
 
 from entrypoint.checkpoint.key import Difference
 from entrypoint.checkpoint.manifest import Manifest
 
 
 class Complete(NamedTuple):
-    """A checkpoint with the wanted key whose files are what its manifest says."""
+    """A checkpoint with the wanted key whose files are what its manifest says.
+
+    `ranks` are those that lie there, where they are not all: `ranks 2-3 of 4`.
+    """
 
     manifest: Manifest
     path: str
+    ranks: str = ""
+
+    @classmethod
+    def of(cls, manifest: Manifest, path: str, held: Collection[int]) -> Self:
+        """Return the finding for a checkpoint of which the files of `held` lie at `path`."""
+        layout = manifest.layout
+        return cls(manifest, path, "" if len(held) == layout.world else layout.in_words(held))
 
 
 class Absent(NamedTuple):
-    """No checkpoint at all; or no store was named, which `why` then says."""
+    """No checkpoint at all; or one of other ranks, or no store was named, which `why` then says."""
 
     why: str = ""
 

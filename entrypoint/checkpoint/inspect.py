@@ -6,9 +6,10 @@ A look costs one stat a file: headers are read once and remembered by the caller
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
+import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +17,15 @@ from entrypoint.checkpoint.digest import digest_file
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.layout import SHARD_NAME
 from entrypoint.checkpoint.manifest import (
+    HAVE,
     MANIFEST,
     MAX_MANIFEST_BYTES,
     Manifest,
     decode,
 )
 from entrypoint.errors import ManifestError, SchemaError
+
+MAX_HAVE_BYTES = 1024 * 1024
 
 Stamp = tuple[int, int, int, int]
 """(size, mtime_ns, inode, ctime_ns): while it stands, the bytes stand."""
@@ -55,6 +59,28 @@ def decode_named(data: bytes, name: str, where: str) -> Manifest:
         msg = f"{where}: made for the name {manifest.name!r}"
         raise ManifestError(msg, hint="a checkpoint keeps the name it was published under")
     return manifest
+
+
+def ranks_held(directory: Path) -> set[int] | None:
+    """Return the ranks that `have.json` names, None where there is none: all ranks.
+
+    One that cannot be read names nobody.
+    """
+    path = f"{directory}/{HAVE}"
+    if not os.path.lexists(path):
+        return None
+    try:
+        document = json.loads(read_bounded(Path(path), MAX_HAVE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return set()
+    ranks = document.get("ranks") if isinstance(document, dict) else None
+    return {r for r in ranks if isinstance(r, int)} if isinstance(ranks, list) else set()
+
+
+def ranks_in(directory: Path, manifest: Manifest) -> Collection[int]:
+    """Return those of the manifest's ranks whose files a published checkpoint holds."""
+    held, every = ranks_held(directory), manifest.layout.ranks
+    return every if held is None else held & set(every)
 
 
 class Examination(NamedTuple):

@@ -136,6 +136,17 @@ class Manifest(_Fields):
         wanted = set(ranks)
         return tuple(e for e in self.files if e.role != "weights" or e.rank in wanted)
 
+    def size_for(self, ranks: Iterable[int]) -> int:
+        """Bytes of these files."""
+        return sum(entry.size for entry in self.files_for(ranks))
+
+    def part(self, ranks: Iterable[int]) -> str:
+        """Return what tells a copy for `ranks` from one for others: hex digits."""
+        wanted = sorted(set(ranks))
+        if wanted == [*self.layout.ranks]:
+            return self.content
+        return digest_json([self.content, [*wanted]])
+
 
 def decode(data: bytes) -> Manifest:
     """Read a manifest from foreign bytes.

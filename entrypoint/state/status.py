@@ -104,7 +104,8 @@ class Status(NamedTuple):
 
     `phase`: deciding, waiting, copying, verifying, saving, proving, publishing, starting (vLLM),
     failed. `since` is its beginning. `tier` is where the weights come from: local, shared, saved,
-    source. `healthy` is when vLLM first answered, 0 before.
+    source. `ranks` are those of the checkpoint that are here, where not all are. `healthy` is when
+    vLLM first answered, 0 before.
     """
 
     boot: str = ""
@@ -114,6 +115,7 @@ class Status(NamedTuple):
     tier: str = ""
     reason: str = ""
     checkpoint: str = ""
+    ranks: str = ""
     done: int = 0
     total: int = 0
     eta: float = 0.0

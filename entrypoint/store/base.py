@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from entrypoint.checkpoint.finding import Complete, Damaged, Unreachable
+    from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Unreachable
     from entrypoint.checkpoint.manifest import FileEntry, Manifest
     from entrypoint.state.memory import Memory
     from entrypoint.store.objects import ObjectStore
@@ -55,8 +55,17 @@ class CheckpointStore(Protocol):
         """
         ...
 
-    def check(self, manifest: Manifest, memory: Memory, /) -> Complete | Damaged | Unreachable:
-        """Compare what lies there with the manifest, by sizes and whatever else costs little."""
+    def check(
+        self, manifest: Manifest, memory: Memory, ranks: Collection[int], /
+    ) -> Complete | Absent | Damaged | Unreachable:
+        """Compare what lies there with the manifest, by sizes and whatever else costs little.
+
+        Absent where it is right and not all of `ranks` are among it.
+        """
+        ...
+
+    def ranks(self, manifest: Manifest) -> Collection[int]:
+        """Return the ranks of a checkpoint whose files lie there."""
         ...
 
     def read(self, name: str, entry: FileEntry, start: int = 0) -> Generator[memoryview]:
@@ -67,11 +76,12 @@ class CheckpointStore(Protocol):
         """
         ...
 
-    def stage(self, name: str, content: str | None = None) -> CheckpointStaging:
+    def stage(self, name: str, part: str | None = None) -> CheckpointStaging:
         """Start building the checkpoint `name`.
 
-        `content` is for a copy: of the manifest. What an interrupted copy of the same has left here
-        is gone on with, and what interrupts this one leaves it for the next.
+        `part` is for a copy: what tells it from others (`Manifest.part`). What an interrupted copy
+        of the same has left here is gone on with, and what interrupts this one leaves it for the
+        next.
         Raises: StagingError; SpaceError.
         """
         ...

@@ -7,8 +7,9 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from entrypoint.checkpoint.finding import Complete, Damaged, Unreachable
+from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Unreachable
 from entrypoint.checkpoint.foreign import read_bounded
+from entrypoint.checkpoint.inspect import ranks_in
 from entrypoint.checkpoint.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -22,7 +23,7 @@ from entrypoint.store import look, tree
 from entrypoint.store.tree import DIR_MODE, FILE_MODE
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Collection, Generator
 
     from entrypoint.store.staging import Staging
 
@@ -79,9 +80,15 @@ class DirectoryStore:
         except OSError as error:
             raise self._failure(error, path) from error
 
-    def check(self, manifest: Manifest, memory: Memory) -> Complete | Damaged | Unreachable:
+    def check(
+        self, manifest: Manifest, memory: Memory, ranks: Collection[int]
+    ) -> Complete | Absent | Damaged | Unreachable:
         """Compare the files with the manifest; `memory` keeps what needs no second reading."""
-        return look.check(self.path(manifest.name), manifest, memory)
+        return look.check(self.path(manifest.name), manifest, memory, ranks)
+
+    def ranks(self, manifest: Manifest) -> Collection[int]:
+        """Return the ranks of a checkpoint whose files are here."""
+        return ranks_in(self.path(manifest.name), manifest)
 
     def read(self, name: str, entry: FileEntry, start: int = 0) -> Generator[memoryview]:
         """Yield the bytes of a regular file from `start`, in order; no link is followed.
@@ -109,16 +116,16 @@ class DirectoryStore:
         except OSError as error:
             raise self._failure(error, f"{name}/{path}") from error
 
-    def stage(self, name: str, content: str | None = None) -> Staging:
-        """Start building a checkpoint here, or go on with an interrupted copy of `content`.
+    def stage(self, name: str, part: str | None = None) -> Staging:
+        """Start building a checkpoint here, or go on with an interrupted copy of `part`.
 
         Raises: StagingError; SpaceError.
         """
         from entrypoint.store import resume, staging  # noqa: PLC0415 - a hit builds nothing
 
         modes = {"dir_mode": self.dir_mode, "file_mode": self.file_mode}
-        if content is not None:
-            return resume.begin(self.root, name, content, **modes)
+        if part is not None:
+            return resume.begin(self.root, name, part, **modes)
         return staging.begin(self.root, name, **modes)
 
     def retire(self, name: str) -> None:

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -17,7 +17,7 @@ from entrypoint.checkpoint.finding import (
     Rejected,
     Unreachable,
 )
-from entrypoint.checkpoint.inspect import Stamp, decode_named, examine
+from entrypoint.checkpoint.inspect import Stamp, decode_named, examine, ranks_in
 from entrypoint.checkpoint.key import Difference, Key, differences
 from entrypoint.checkpoint.layout import generation_of, name_words
 from entrypoint.checkpoint.manifest import MANIFEST, SCHEMA, Manifest
@@ -36,6 +36,7 @@ class Wanted(NamedTuple):
     only about candidates that fit in everything else. `rejection` says why a manifest must not be
     served, or None. `name`: only this checkpoint. `likely`: the first digits of the full key's
     digest, by which its name ends; looked at first. `model`: how its name begins; looked at next.
+    `ranks` are those that run here, None for all.
     """
 
     key: Key
@@ -44,6 +45,7 @@ class Wanted(NamedTuple):
     name: str | None = None
     likely: str | None = None
     model: str = ""
+    ranks: Collection[int] | None = None
 
 
 class Bounds(NamedTuple):
@@ -120,7 +122,8 @@ def _judge(store: "CheckpointStore", manifest: Manifest, wanted: Wanted, memory:
         return Foreign(manifest.name, differing)
     if (rejection := wanted.rejection(manifest)) is not None:
         return Rejected(manifest.name, rejection.kind, rejection.reason)
-    return store.check(manifest, memory)
+    ranks = manifest.layout.ranks if wanted.ranks is None else wanted.ranks
+    return store.check(manifest, memory, ranks)
 
 
 def manifest_of(store: "CheckpointStore", name: str) -> Manifest:
@@ -128,13 +131,20 @@ def manifest_of(store: "CheckpointStore", name: str) -> Manifest:
     return decode_named(store.read_manifest(name), name, f"{store.locate(name)}/{MANIFEST}")
 
 
-def check(directory: Path, manifest: Manifest, memory: Memory) -> Complete | Damaged | Unreachable:
-    """Compare the files on disk with the manifest; remember what needs no second reading."""
+def check(
+    directory: Path, manifest: Manifest, memory: Memory, ranks: Collection[int]
+) -> Complete | Absent | Damaged | Unreachable:
+    """Compare the files on disk with the manifest; remember what needs no second reading.
+
+    All that lies there is looked at, so that what is known of it never depends on who asks;
+    without all of `ranks` among it, the checkpoint is absent for them.
+    """
     known = memory.recall("inspections", _question(directory, manifest))
     known = known if isinstance(known, dict) and "stamps" in known else {}
     stamps = _stamps_from(cast("dict[str, Json]", known.get("stamps", {})))
+    held = ranks_in(directory, manifest)
     try:
-        found = examine(directory, manifest, manifest.layout.ranks, stamps)
+        found = examine(directory, manifest, held, stamps)
     except OSError as error:
         return Unreachable(str(error))
     if found.discrepancies:
@@ -143,7 +153,10 @@ def check(directory: Path, manifest: Manifest, memory: Memory) -> Complete | Dam
         _remember(directory, manifest, found.stamps, (), memory)
     elif known.get("wrong"):
         return Damaged(manifest.name, tuple(cast("list[str]", known["wrong"])))
-    return Complete(manifest, str(directory))
+    if missing := set(ranks) - set(held):
+        has, lacks = (manifest.layout.in_words(some) for some in (held, missing))
+        return Absent(f"{manifest.name} holds {has}, and lacks {lacks}")
+    return Complete.of(manifest, str(directory), held)
 
 
 def remember_look(
@@ -151,7 +164,7 @@ def remember_look(
 ) -> None:
     """Keep what a deep look found, so that a quick one knows it as long as no file moved."""
     try:
-        found = examine(directory, manifest, manifest.layout.ranks, {})
+        found = examine(directory, manifest, ranks_in(directory, manifest), {})
     except OSError:
         return
     _remember(directory, manifest, found.stamps, wrong, memory)
@@ -179,15 +192,21 @@ def _stamps_from(known: Mapping[str, Json]) -> dict[str, Stamp]:
     return {path: cast("Stamp", tuple(cast("list[int]", s))) for path, s in known.items()}
 
 
-_RANK_OF_FINDING = {Absent: 0, Unreachable: 1, Foreign: 2, Damaged: 3, Rejected: 4}
+_NEARNESS = {Absent: 0, Unreachable: 1, Foreign: 2, Damaged: 4, Rejected: 5}
+_OTHER_RANKS = 3
 
 
 def _nearer(one: Finding, other: Finding) -> Finding:
     """Return what tells more; of two foreign ones, the first with the fewest differences."""
     if isinstance(one, Foreign) and isinstance(other, Foreign):
         return other if len(other.differences) < len(one.differences) else one
-    one_rank, other_rank = (_RANK_OF_FINDING.get(type(f), 0) for f in (one, other))
-    return other if other_rank > one_rank else one
+    return other if _nearness(other) > _nearness(one) else one
+
+
+def _nearness(finding: Finding) -> int:
+    if isinstance(finding, Absent) and finding.why:
+        return _OTHER_RANKS
+    return _NEARNESS.get(type(finding), 0)
 
 
 def find_by_name(store: "CheckpointStore", name: str) -> Manifest:

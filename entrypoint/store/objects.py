@@ -10,7 +10,7 @@ complete. Object stores know no renames: that is why the files lie under a nonce
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -135,7 +135,13 @@ class ObjectStore:
             }
         return self._sizes[files]
 
-    def check(self, manifest: Manifest, _: Memory) -> Complete | Damaged | Unreachable:
+    def ranks(self, manifest: Manifest) -> Collection[int]:
+        """Return all ranks: a push of less is refused."""
+        return manifest.layout.ranks
+
+    def check(
+        self, manifest: Manifest, _: Memory, __: Collection[int]
+    ) -> Complete | Damaged | Unreachable:
         """Compare the sizes of all files with the manifest."""
         try:
             wrong = self.wrong(self._where_files_lie(manifest.name), manifest)
@@ -186,7 +192,7 @@ class ObjectStore:
     def _where_files_lie(self, name: str) -> str:
         return self._files.get(name) or self.find(name).published.files
 
-    def stage(self, name: str, _content: str | None = None) -> Upload:
+    def stage(self, name: str, _part: str | None = None) -> Upload:
         """Start building a checkpoint here. Raises: ManifestError for a name with a path in it."""
         from entrypoint.store.upload import Upload  # noqa: PLC0415 - a look builds nothing
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from entrypoint.checkpoint.digest import Json, canonical
 from entrypoint.checkpoint.foreign import read_bounded
+from entrypoint.checkpoint.inspect import ranks_held
 from entrypoint.checkpoint.layout import generation_of, with_generation
 from entrypoint.checkpoint.manifest import (
     HAVE,
@@ -22,7 +23,6 @@ from entrypoint.checkpoint.manifest import (
     Manifest,
 )
 from entrypoint.errors import StagingError
-from entrypoint.state.files import read_json
 from entrypoint.store import tree
 
 TRASH = ".trash"
@@ -115,20 +115,25 @@ def _claim(
     target = root / candidate.name
     encoded = candidate.encode()
     for _ in range(_LOOKS):
-        match _standing(target, encoded, candidate.files_for(held), held):
-            case "equal":
-                return "existed"
-            case "other":
-                return None
-            case "damaged":
-                held |= _adopt(target, staged, candidate, held)
-                retire(root, candidate.name, dir_mode)
-            case "free":
-                _say_ranks(staged, candidate, held, file_mode)
-                _write(staged, MANIFEST, encoded, file_mode)
-                if _rename(staged, target):
-                    tree.sync_directory(root)
-                    return "committed"
+        standing = _standing(target, encoded, candidate.files_for(held), held)
+        if standing == "equal":
+            return "existed"
+        if standing == "other":
+            return None
+        if standing == "damaged":
+            held |= _adopt(target, staged, candidate, held)
+        _say_ranks(staged, candidate, held, file_mode)
+        if _manifest_bytes(staged) == encoded:
+            tree.sync_directory(staged)
+        else:
+            _write(staged, MANIFEST, encoded, file_mode)
+        if standing == "damaged":
+            # Last, and not made durable by itself: who opens files by their paths there, as
+            # another node's rank while it loads, finds none between these two renames.
+            _take_away(root, candidate.name, dir_mode)
+        if _rename(staged, target):
+            tree.sync_directory(root)
+            return "committed"
     raise StagingError(f"{target}: the name is taken and given up again without end")
 
 
@@ -143,7 +148,8 @@ def _say_ranks(staged: Path, manifest: Manifest, held: set[int], file_mode: int)
 def _adopt(target: Path, staged: Path, candidate: Manifest, held: set[int]) -> set[int]:
     """Link the shards of ranks that only `target` holds into `staged`, and return those ranks.
 
-    Two servers on one node may hold different ranks, and must not throw out each other's.
+    Two servers on one node may hold different ranks, and must not throw out each other's. The
+    manifest is linked as well: it is the same file then, and the locks on it still count.
     """
     theirs = ranks_held(target)
     more = set(candidate.layout.ranks if theirs is None else theirs) - held
@@ -155,6 +161,8 @@ def _adopt(target: Path, staged: Path, candidate: Manifest, held: set[int]) -> s
         for entry in entries:
             if entry.path not in ours:
                 os.link(target / entry.path, staged / entry.path, follow_symlinks=False)
+        (staged / MANIFEST).unlink(missing_ok=True)
+        os.link(target / MANIFEST, staged / MANIFEST, follow_symlinks=False)
     except OSError:
         # No links on this file system, or a race lost: ours alone is complete for its ranks.
         for entry in entries:
@@ -212,23 +220,20 @@ def is_whole(directory: Path, entries: Iterable[FileEntry], ranks: Collection[in
     return True
 
 
-def ranks_held(directory: Path) -> set[int] | None:
-    """Return the ranks that `have.json` names, None where there is none: all ranks."""
-    if not os.path.lexists(directory / HAVE):
-        return None
-    document = read_json(directory / HAVE)
-    ranks = document.get("ranks") if isinstance(document, dict) else None
-    return {r for r in ranks if isinstance(r, int)} if isinstance(ranks, list) else set()
-
-
 def retire(root: Path, name: str, dir_mode: int = tree.DIR_MODE) -> None:
     """Take a published name away at once; its files stay in the trash until a sweep.
 
     Nothing happens if somebody else was faster. Raises: OSError.
     """
+    if _take_away(root, name, dir_mode):
+        tree.sync_directory(root)
+
+
+def _take_away(root: Path, name: str, dir_mode: int) -> bool:
     with contextlib.suppress(FileNotFoundError):
         discard(root, root / name, f"{name[:200]}.{os.urandom(4).hex()}", dir_mode)
-        tree.sync_directory(root)
+        return True
+    return False
 
 
 def discard(root: Path, path: Path, unique: str, dir_mode: int) -> None:

@@ -21,7 +21,7 @@ from entrypoint.store import lock, sweep, tree
 from entrypoint.store.staging import STAGING, Staging, beginning
 
 NOTE = ".copying"
-"""In staging: the content digest of the manifest that is being copied. A commit drops it."""
+"""In staging: what is being copied, as `Manifest.part` says it. A commit drops it."""
 
 _NOTE_BYTES = 64
 
@@ -60,13 +60,15 @@ class CopyStaging(Staging):
                 return self.create(entry.path)
 
 
-def begin(root: Path, name: str, content: str, *, dir_mode: int, file_mode: int) -> CopyStaging:
-    """Go on with a copy of the manifest `content` that was interrupted, or start a new one.
+def begin(root: Path, name: str, part: str, *, dir_mode: int, file_mode: int) -> CopyStaging:
+    """Go on with a copy of the very `part` that was interrupted, or start a new one.
+
+    One for other ranks has files that a commit of ours would refuse.
 
     Raises: as `staging.begin`.
     """
     with beginning(root, name, dir_mode) as path:
-        adopted = _adopt_any(root / STAGING, content, path)
+        adopted = _adopt_any(root / STAGING, part, path)
         if adopted is None:
             path.mkdir(mode=0o700)
         staging = CopyStaging(
@@ -75,16 +77,16 @@ def begin(root: Path, name: str, content: str, *, dir_mode: int, file_mode: int)
     with contextlib.ExitStack() as giving_up:
         giving_up.push(staging)
         if adopted is None:
-            staging.write_file(NOTE, content.encode())
+            staging.write_file(NOTE, part.encode())
         else:
             found = [status.st_size for _, status in tree.files_beneath(staging.path)]
-            staging.held_bytes = sum(found) - len(content)
+            staging.held_bytes = sum(found) - len(part)
         giving_up.pop_all()
     return staging
 
 
-def _adopt_any(staged: Path, content: str, target: Path) -> int | None:
-    """Rename what a dead copier of `content` left to `target`; return a descriptor with its lock.
+def _adopt_any(staged: Path, part: str, target: Path) -> int | None:
+    """Rename what a dead copier of `part` left to `target`; return a descriptor with its lock.
 
     Where locks lie, only what a builder of this host has left counts; were one taken from a builder
     that lives, both would write the same bytes, and the builder's commit would fail.
@@ -92,19 +94,19 @@ def _adopt_any(staged: Path, content: str, target: Path) -> int | None:
     for note in sorted(staged.glob(f"*/{NOTE}")):
         # A builder lives, or somebody was faster, or it may not be touched: there are others.
         with contextlib.suppress(OSError, ValueError):
-            descriptor = _adopt(note.parent, content, target)
+            descriptor = _adopt(note.parent, part, target)
             if descriptor is not None:
                 return descriptor
     return None
 
 
-def _adopt(path: Path, content: str, target: Path) -> int | None:
+def _adopt(path: Path, part: str, target: Path) -> int | None:
     with contextlib.ExitStack() as giving_up:
         descriptor = os.open(path, tree.DIRECTORY)
         giving_up.callback(os.close, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_left = lock.is_kept(path) or sweep.builder_is_dead(path.name)
-        if not is_left or read_bounded(path / NOTE, _NOTE_BYTES) != content.encode():
+        if not is_left or read_bounded(path / NOTE, _NOTE_BYTES) != part.encode():
             return None
         path.rename(target)
         fcntl.flock(descriptor, fcntl.LOCK_SH)

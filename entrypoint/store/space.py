@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from entrypoint.checkpoint.foreign import read_bounded
+from entrypoint.checkpoint.inspect import ranks_in
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, decode
 from entrypoint.errors import ManifestError, SpaceError, StoreError
 from entrypoint.store import tree
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.publish import ranks_held
 
 _LOOKS = 5
 _LOOK_SECONDS = 0.1
@@ -97,8 +97,7 @@ def bytes_of(checkpoint: Path) -> int:
         manifest = decode(read_bounded(checkpoint / MANIFEST, MAX_MANIFEST_BYTES))
     except (OSError, ValueError, ManifestError):
         return _bytes_found(checkpoint)
-    held = ranks_held(checkpoint)
-    return sum(e.size for e in manifest.files_for(manifest.layout.ranks if held is None else held))
+    return manifest.size_for(ranks_in(checkpoint, manifest))
 
 
 def _bytes_found(checkpoint: Path) -> int:

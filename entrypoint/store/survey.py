@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoint.checkpoint.finding import Damaged, Unreachable
-from entrypoint.checkpoint.inspect import read_manifest
+from entrypoint.checkpoint.inspect import ranks_in, read_manifest
 from entrypoint.checkpoint.manifest import HAVE, MANIFEST, Manifest
 from entrypoint.errors import ManifestError, StoreError
 from entrypoint.state import process
@@ -17,7 +17,6 @@ from entrypoint.state.rejections import Rejections
 from entrypoint.store import lock, pins, space, tree
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import check
-from entrypoint.store.publish import is_whole, ranks_held
 from entrypoint.store.retention import DAMAGED, Candidate, family_of
 
 
@@ -89,10 +88,7 @@ def _flaw(directory: Path, manifest: Manifest, state: Path) -> str:
     rejection = Rejections(state).find(manifest.content)
     if rejection is not None:
         return rejection.kind
-    held = ranks_held(directory)
-    if held is not None:
-        return "" if is_whole(directory, manifest.files_for(held), held) else DAMAGED
-    match check(directory, manifest, Memory(state)):
+    match check(directory, manifest, Memory(state), ranks_in(directory, manifest)):
         case Damaged():
             return DAMAGED
         case Unreachable(error=error):

@@ -21,6 +21,7 @@ from fuzz.seeds import ANSWERS, EVIDENCE, NAME, Room, head_of, ledger_lines, sha
 from entrypoint.checkpoint import fragment, header, index, inspect, manifest, proof
 from entrypoint.checkpoint.digest import canonical, digest_bytes, digest_json
 from entrypoint.checkpoint.foreign import read_bounded
+from entrypoint.checkpoint.inspect import ranks_held
 from entrypoint.checkpoint.key import Key, differences
 from entrypoint.checkpoint.layout import (
     Layout,
@@ -39,7 +40,6 @@ from entrypoint.state.ledger import Ledger
 from entrypoint.state.process import is_alive
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejections
-from entrypoint.store.publish import ranks_held
 
 LONGEST_MESSAGE = 3000
 NAME_MAX = 255

@@ -161,3 +161,21 @@ def test_no_foreign_name_speaks_to_the_terminal_or_ends_a_line(
         sum(line.startswith(("tiny  1 B", "kept  tiny  1 B")) for line in done.output.split("\n"))
         == 0
     )
+
+
+def test_of_a_checkpoint_that_holds_some_ranks_only_these_are_told_and_verified(
+    run: Run, tmp_path: Path
+) -> None:
+    part = make_checkpoint(tmp_path / "local", tp=4, ranks=[2, 3])
+    size = part.size_for([2, 3])
+    assert f"{human_bytes(size)}  {part.created_at}  ranks 2-3 of 4" in run("list").output
+    [row] = json.loads(run("list", "--format", "json").output)
+    assert (row["bytes"], row["ranks"]) == (size, [2, 3])
+    shown = run("show", part.name).output
+    assert "only ranks 2-3 of 4 are here" in shown
+    assert "model-rank-2-part-0" in shown
+    assert "model-rank-1-part-0" not in shown
+    for deep in ([], ["--deep"]):
+        assert f"{part.name}: complete, for ranks 2-3 of 4" in run("verify", *deep).output
+    (tmp_path / "local" / part.name / "model-rank-3-part-0.safetensors").unlink()
+    assert isinstance(error_of(run("verify")), DamagedError)

@@ -27,6 +27,7 @@ FULL = Status(
     tier="shared",
     reason="shared.hit",
     checkpoint="c",
+    ranks="rank 1 of 2",
     done=3,
     total=9,
     eta=1.5,

@@ -45,7 +45,8 @@ def test_a_copy_tells_how_many_bytes_are_there_of_how_many(
     report = Reporter(tmp_path, "b", Address())
     boot = Boot(settings, (), {}, Log("b", descriptor=-1), report)
     with local.stage(manifest.name, manifest.content) as staging:
-        steps.transport(boot, shared, staging, manifest, verb, local.where)
+        ranks = manifest.layout.ranks
+        steps.transport(boot, shared, staging, manifest, ranks, verb, local.where)
     assert {each.phase for each in written} == {phase}
     assert (written[0].done, written[0].total) == (0, 0)
     assert (written[-1].done, written[-1].total) == (manifest.size, manifest.size)
