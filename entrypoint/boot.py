@@ -113,11 +113,13 @@ def _held(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
     assert assessment.resolution is not None
     # The descriptor is inheritable and never closed: it crosses exec on purpose.
     lock.hold_manifest(Path(action.path), action.manifest.digest)
-    loader = {
+    loader: dict[str, Json] = {
         "manifest": action.manifest.digest,
         "boot": boot.log.boot,
         "state": str(boot.settings.state_dir),
     }
+    if assessment.resolution.server.headless:
+        loader["headless"] = True
     if assessment.situation.has_source:
         loader["source"] = assessment.source.here.directory or assessment.resolution.model_word
     return launch.checkpoint_words(assessment.resolution, boot.words, action.path, loader)
@@ -184,8 +186,10 @@ def settle(boot: Boot, assessment: Assessment) -> tuple[Action, Assessment, list
         if any(step.startswith(f"{action.kind}:") for step in taken):
             assessment = _not_again(assessment, action.kind)
             continue
-        taken.append(f"{action.kind}: {action.reason}")
-        assessment = _step(boot, assessment, action)
+        before, assessment = assessment, _step(boot, assessment, action)
+        # A wait that ended because another node has published one was no step.
+        if assessment.situation.shared is before.situation.shared:
+            taken.append(f"{action.kind}: {action.reason}")
 
 
 def _not_again(assessment: Assessment, kind: str) -> Assessment:
@@ -258,7 +262,10 @@ def _with(assessment: Assessment, **changes: Any) -> Assessment:
 
 
 def _step(boot: Boot, assessment: Assessment, action: Action) -> Assessment:
-    """Copy or save; return the assessment with what came of it. One process a host at a time."""
+    """Copy or save; return the assessment with what came of it. One process a host at a time.
+
+    Where another node has published what was to be saved, the shared store has it now.
+    """
     from entrypoint import steps, turns  # noqa: PLC0415 - a hit takes no step
 
     boot.log.line(action.reason, f"{action.kind}: {action.text}", action=action.kind)
@@ -266,16 +273,17 @@ def _step(boot: Boot, assessment: Assessment, action: Action) -> Assessment:
     is_copy = action.kind == "copy"
     perform, failed = (turns.copy, "no_copy") if is_copy else (turns.save, "no_save")
     try:
-        manifest = steps.alone(boot, assessment, action, perform)
+        made = steps.alone(boot, assessment, action, perform)
     except ShardbootError as error:
         if error.exit_code in NEVER_FAIL_OPEN:
             raise
         boot.log.line(error.reason, f"{action.kind} failed: {error}", hint=error.hint)
         obstacle = Obstacle(error.reason, f"{action.kind} failed: {error}", error.exit_code)
         return _with(assessment, **{failed: obstacle})
+    if isinstance(made, Complete):
+        return _with(assessment, shared=made)
     store = assessment.local_store
-    local = Complete.of(manifest, store.locate(manifest.name), store.ranks(manifest))
-    return _with(assessment, local=local)
+    return _with(assessment, local=Complete.of(made, store.locate(made.name), store.ranks(made)))
 
 
 def fall_back(boot: Boot, reason: str, text: str) -> NoReturn:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn
 
+from entrypoint.checkpoint.digest import Json
 from entrypoint.engine.resolution import Resolution
 from entrypoint.errors import ExecError
 
@@ -20,7 +21,7 @@ def checkpoint_words(
     resolution: Resolution,
     words: Sequence[str],
     checkpoint: str,
-    loader: Mapping[str, str],
+    loader: Mapping[str, Json],
 ) -> list[str]:
     """Return vLLM's words for serving `checkpoint`: the user's, with only the model replaced.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -131,6 +133,42 @@ def gather(value: object) -> list[Any]:
         return [value]
     torch.distributed.all_gather_object(values, value, group=group.cpu_group)
     return values
+
+
+def spans_nodes(vllm_config: Any) -> bool:
+    """Tell whether the model's workers run on several nodes, each started with words of its own."""
+    return int(getattr(vllm_config.parallel_config, "nnodes", 1)) > 1
+
+
+def first_rank_here(vllm_config: Any) -> int:
+    """Return the lowest of the ranks whose workers run on this node."""
+    if not spans_nodes(vllm_config):
+        return 0
+    parallel = vllm_config.parallel_config
+    return int(parallel.local_world_size * parallel.node_rank_within_dp)
+
+
+_meetings = itertools.count()
+
+
+def all_come(seconds: float) -> bool:
+    """Tell whether every worker calls this; all that do are told the same, `seconds` later at most.
+
+    By the store that they found each other through, since a collective has no end where a worker
+    stays away, and would be taken for vLLM's own next one. Every worker must have called it as
+    often as the others.
+    """
+    store = torch.distributed.distributed_c10d._get_default_store()
+    place = f"shardboot/{next(_meetings)}"
+    store.set(f"{place}/{torch.distributed.get_rank()}", b"here")
+    everyone = [f"{place}/{rank}" for rank in range(torch.distributed.get_world_size())]
+    try:
+        store.wait(everyone, timedelta(seconds=seconds))
+        seen = "all"
+    except torch.distributed.DistStoreError:
+        seen = "some"
+    # Whoever is first decides for all: another may see the last one come a moment later.
+    return bool(store.compare_set(f"{place}/seen", "", seen) == b"all")
 
 
 class QuantKinds(NamedTuple):

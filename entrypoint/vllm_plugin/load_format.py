@@ -31,9 +31,12 @@ from entrypoint.vllm_plugin.read import Wanted, read_all
 from entrypoint.vllm_plugin.source import load_from_source
 from entrypoint.vllm_plugin.strict import compare
 
-SETTINGS = frozenset({"manifest", "boot", "state", "source", "record", "side"})
+SETTINGS = frozenset({"manifest", "boot", "state", "headless", "source", "record", "side"})
 
 NO_NOTES = Notes(None, "")
+
+MEET_SECONDS = 60.0
+"""How long workers of other nodes may be behind: they found each other a moment ago."""
 
 _held: list[int] = []
 """Descriptors with a shared lock on a served manifest; never closed, so that gc sees them."""
@@ -51,9 +54,9 @@ class ShardbootLoader(BaseModelLoader):
     """Loads the checkpoint in the model's directory whose manifest has the digest asked for.
 
     `model_loader_extra_config` is `{"manifest": DIGEST}`; boot adds `boot` and `state`, its id and
-    the state directory to note in what becomes of the load, and `source`, where the model can be
-    loaded from if the checkpoint does not fit. A proof adds `record` and `side`, the directory to
-    leave evidence or a refusal in.
+    the state directory to note in what becomes of the load, `headless` on a node without HTTP, and
+    `source`, where the model can be loaded from if the checkpoint does not fit. A proof adds
+    `record` and `side`, the directory to leave evidence or a refusal in.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -68,6 +71,7 @@ class ShardbootLoader(BaseModelLoader):
         self.notes = Notes.of(settings)
         self.recorder = Recorder.of(settings)
         self.manifest: Manifest | None = None
+        self.first_here = 0
 
     def download_model(self, model_config: Any) -> None:
         """Do nothing: a checkpoint is a local directory."""
@@ -76,18 +80,26 @@ class ShardbootLoader(BaseModelLoader):
         """Build the very model of the save, fill it, post-process it as vLLM does.
 
         Where a rank objects, nothing is served from the checkpoint: all ranks load the source
-        instead, if boot told where it is, else all raise. Raises: KeyMismatchError, DamagedError.
+        instead, if boot told where it is, else they raise. Over several nodes the same happens
+        where a node was told to load the source, or another save than the others.
+        Raises: KeyMismatchError, DamagedError.
         """
         if compat.is_draft(model_config):
             # Some of vLLM's runners load a draft in the target's format, whatever they were told.
             own = compat.source_loader(self.load_config, "auto")
             return own.load_model(vllm_config, model_config, prefix)
+        self.first_here = compat.first_rank_here(vllm_config)
         before = decided(model_config)
         undo_registrations = compat.undo_registrations(vllm_config)
         try:
+            over_nodes = compat.spans_nodes(vllm_config)
+            if over_nodes:
+                _all_load_a_checkpoint()
             with _agreeing():
                 self.manifest = _open_manifest(Path(model_config.model), self.digest)
                 reproduce(self.manifest.decisions, model_config)
+            if over_nodes:
+                _same_everywhere(self.manifest)
             read_fused_names(vllm_config, model_config)
             model = super().load_model(
                 vllm_config=vllm_config, model_config=model_config, prefix=prefix
@@ -109,7 +121,7 @@ class ShardbootLoader(BaseModelLoader):
     def _answer(self, objection: Objection) -> None:
         """Note the objection, and raise it where there is no source to go on with."""
         _, _, rank = compat.tp_pp_rank()
-        if rank == 0:
+        if rank == self.first_here:
             self.notes.line("objection", text=str(objection))
             if objection.unfit and self.manifest is not None:
                 self.notes.reject(self.manifest.content, str(objection))
@@ -118,7 +130,7 @@ class ShardbootLoader(BaseModelLoader):
         if self.source is None:
             error = KeyMismatchError if objection.unfit else DamagedError
             raise error(str(objection))
-        if rank == 0:
+        if rank == self.first_here:
             self.notes.line("fell-back")
         compat.logger().error(
             "shardboot: %s. Loading the source instead: %s", objection, self.source
@@ -134,7 +146,7 @@ class ShardbootLoader(BaseModelLoader):
             with _agreeing():
                 self.manifest = _open_manifest(Path(model_config.model), self.digest)
         tp, pp, rank = compat.tp_pp_rank()
-        notes = self.notes if rank == 0 else NO_NOTES
+        notes = self.notes if rank == self.first_here else NO_NOTES
         notes.line("loading")
         started = time.monotonic()
         wanted = self._compare(model, Path(model_config.model), Layout(tp=tp, pp=pp), rank)
@@ -182,6 +194,24 @@ def _agreeing() -> Iterator[None]:
         if found is not None:
             unfit, message = found
             raise Objection(f"worker {rank} objects: {message}", unfit=unfit)
+
+
+def _all_load_a_checkpoint() -> None:
+    """Raise on every rank that came where another node's workers were told to load the source."""
+    if not compat.all_come(MEET_SECONDS):
+        raise Objection("workers of another node load no checkpoint", unfit=False)
+
+
+def _same_everywhere(manifest: Manifest) -> None:
+    """Raise on every rank alike where one of them has another save than rank 0.
+
+    Paths and names may differ between nodes, and what a manifest says but its name may not.
+    """
+    found = compat.gather((manifest.name, manifest.content))
+    for rank, (name, content) in enumerate(found):
+        if content != found[0][1]:
+            text = f"worker {rank} has {name} and worker 0 {found[0][0]}, which are different saves"
+            raise Objection(text, unfit=False)
 
 
 def _open_manifest(directory: Path, digest: str) -> Manifest:

@@ -44,6 +44,13 @@ def note_when_told() -> None:
             faulthandler.register(number, descriptor, all_threads=False, chain=True)
 
 
+def note_without_server() -> None:
+    """As `note_when_told`, in a process that boot knows to speak no HTTP."""
+    settings = loader_settings(sys.argv)
+    if settings is not None and settings.get("headless"):
+        note_when_told()
+
+
 def loader_settings(argv: Sequence[str]) -> Mapping[str, Any] | None:
     """Return what boot told our load format, if it is the one to load with."""
     places = [at for at, word in enumerate(argv[:-1]) if word == LOADER_CONFIG]

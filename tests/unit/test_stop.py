@@ -23,7 +23,8 @@ SERVER = """
 import ctypes, multiprocessing, os, pathlib, signal, sys, threading, time, types
 from entrypoint.state import stops
 # As if vLLM's server had imported its engine's client already: then, not before, a note is made.
-sys.modules["vllm.v1.engine.async_llm"] = types.ModuleType("async_llm")
+if "headless" not in sys.argv:
+    sys.modules["vllm.v1.engine.async_llm"] = types.ModuleType("async_llm")
 def own(number, frame):
     raise SystemExit(7)
 number = signal.Signals[os.environ.get("TOLD_BY", "SIGTERM")]
@@ -42,6 +43,12 @@ def child():
     signal.signal(signal.SIGTERM, own)
     tell()
 register(); register()
+if "headless" in sys.argv:
+    # As vLLM does there: its handler, then its workers.
+    signal.signal(number, own)
+    worker = multiprocessing.get_context("spawn").Process(target=print)
+    worker.start()
+    worker.join()
 if "quiet" in sys.argv:
     sys.exit(0)
 if "ignored" in sys.argv:
@@ -72,7 +79,7 @@ else:
 
 
 def line(state: Path, *words: str) -> list[str]:
-    config = json.dumps(OURS | {"state": str(state)})
+    config = json.dumps(OURS | {"state": str(state), "headless": "headless" in words})
     return [sys.executable, "-c", SERVER, *words, LOADER_CONFIG, config]
 
 
@@ -109,6 +116,12 @@ def test_a_server_that_nobody_told_leaves_none(tmp_path: Path) -> None:
     assert subprocess.run(line(tmp_path, "quiet"), check=False, timeout=60).returncode == 0
     assert stops.told(tmp_path) == []
     assert [path.name for path in (tmp_path / "stops").iterdir()] == ["b1"]
+
+
+def test_a_node_without_a_server_leaves_one_too(tmp_path: Path) -> None:
+    done = subprocess.run(line(tmp_path, "headless"), check=False, timeout=60)
+    assert done.returncode == 7
+    assert stops.told(tmp_path) == TOLD
 
 
 def test_a_worker_that_is_ended_leaves_none_since_another_may_have_died(tmp_path: Path) -> None:
