@@ -1,0 +1,26 @@
+"""One worker of a world of several: it comes to a meeting whenever it is told to.
+
+python meeting_child.py RANK WORLD FILE < seconds, one line a meeting; true or false for each
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from entrypoint.vllm_plugin import compat
+
+
+def main() -> None:
+    rank, world, file = sys.argv[1:]
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{file}", rank=int(rank), world_size=int(world)
+    )
+    for line in sys.stdin:
+        print(json.dumps(compat.all_come(float(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
