@@ -244,14 +244,19 @@ def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> W
 def rejections_by(
     settings: Settings, resolution: Resolution
 ) -> Callable[[Manifest], Rejection | None]:
-    """Return how to ask whether a manifest is rejected, or still unproved."""
+    """Return how to ask whether a manifest is rejected, or still unproved.
+
+    Over several nodes only the manifest's own proof counts: all of them have to decide alike.
+    """
     rejections, proofs = Rejections(settings.state_dir), Proofs(settings.state_dir)
     needed = proof_needed(settings, resolution)
 
     def rejection(manifest: Manifest) -> Rejection | None:
         found = rejections.find(manifest.content)
-        if found or not needed or manifest.proof or proofs.find(manifest.content):
+        if found or not needed or manifest.proof:
             return found
+        if resolution.nnodes == 1 and proofs.find(manifest.content):
+            return None
         return Rejection("unproved", f"{needed}: never proved to load to the source's state")
 
     return rejection

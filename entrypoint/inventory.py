@@ -127,7 +127,7 @@ def show(ctx: click.Context, /, name: str, output: str, in_shared: bool, **flags
     lines += [f"  {field:<20}{value}" for field, value in manifest.key.to_json().items() if value]
     here = manifest.files_for(held)
     lines += [f"  {human_bytes(entry.size):>10}  {entry.path}" for entry in here]
-    if some := _if_some(manifest, held, "only {} are here"):
+    if some := _if_some(manifest, held, "only {} here"):
         lines.append(f"  {some}")
     emit(output, document, *lines)
 

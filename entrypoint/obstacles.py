@@ -79,6 +79,15 @@ def _unbuilt(resolution: Resolution, source: SourceView) -> Obstacle | None:
     return None
 
 
+def one_of_many(resolution: Resolution) -> Obstacle:
+    """Return why a node among several can neither save nor prove: it runs some ranks only."""
+    text = (
+        f"one of {resolution.nnodes} nodes cannot save or prove a checkpoint: `shardboot save` and "
+        "`push` it on one machine, with these words but --nnodes and --node-rank"
+    )
+    return Obstacle("layout.multinode", text, 50)
+
+
 def unwritable(settings: Settings) -> Obstacle | None:
     """Return why nothing can be put into the local store, found out before anything slow."""
     places = (settings.local_dir, *settings.local_dir.parents)
@@ -92,6 +101,8 @@ def unwritable(settings: Settings) -> Obstacle | None:
 
 def unsavable(settings: Settings, resolution: Resolution, source: SourceView) -> Obstacle | None:
     """Return why no checkpoint can be saved here."""
+    if resolution.nnodes > 1:
+        return one_of_many(resolution)
     if source.here.timed_out:
         return Obstacle("source.hung", f"{source.here.word} does not answer", 30)
     if source.here.broken:

@@ -83,7 +83,8 @@ def decide(situation: Situation, policy: Policy) -> Action:
         return _without(situation, situation.no_checkpoint, policy)
     local, shared = situation.local, situation.shared
     if isinstance(local, Complete):
-        here = f"{local.ranks} are here" if local.ranks else "the local store has it"
+        are = "are" if local.ranks.startswith("ranks") else "is"
+        here = f"{local.ranks} {are} here" if local.ranks else "the local store has it"
         return _of(local, "reuse", "local.hit", here)
     if isinstance(shared, Complete) and not situation.no_copy:
         text = f"{in_words('local', local)}; the shared one has it"
@@ -101,7 +102,8 @@ def decide(situation: Situation, policy: Policy) -> Action:
                 # A save of the same key would most likely come out the same.
                 return _without(situation, why, policy)
             if situation.no_save:
-                return _without(situation, situation.no_save, policy)
+                text = f"{why.text}; {situation.no_save.text}"
+                return _without(situation, situation.no_save._replace(text=text), policy)
             return Action(kind="save", reason=why.reason, text=why.text, exit_code=why.exit_code)
 
 

@@ -18,11 +18,12 @@ from entrypoint.errors import (
     NotFoundError,
     OwnershipError,
     ProofError,
+    RefusedError,
     ShardbootError,
     StagingError,
 )
 from entrypoint.log import human_bytes
-from entrypoint.obstacles import proof_needed
+from entrypoint.obstacles import one_of_many, proof_needed
 from entrypoint.plan import Action, decide, in_words
 from entrypoint.progress import Progress
 from entrypoint.state.proofs import Proofs
@@ -228,7 +229,7 @@ def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
     store, ranks = assessment.shared_store, manifest.layout.ranks
     if set(ranks) - set(held := assessment.local_store.ranks(manifest)):
         said = manifest.layout.in_words(held)
-        msg = f"{manifest.name}: only {said} are here, and a push takes all"
+        msg = f"{manifest.name}: the local store has {said} only, and a push takes all"
         raise NotFoundError(msg, hint="push it from the machine that saved it")
     if isinstance(store, DirectoryStore):
         limits = space.Limits(boot.settings.reserve_bytes)
@@ -241,11 +242,15 @@ def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
 def prove_here(boot: Boot, assessment: Assessment) -> Manifest:
     """Prove the local checkpoint that fits, and remember it by its manifest.
 
-    Raises: ProofError, after the checkpoint has been rejected; NotFoundError; OwnershipError.
+    Raises: ProofError, after the checkpoint has been rejected; NotFoundError; OwnershipError;
+    RefusedError on one of many nodes.
     """
     from entrypoint import prover  # noqa: PLC0415 - a hit does not need it
 
     resolution, settings = assessment.resolution, boot.settings
+    if resolution is not None and resolution.nnodes > 1:
+        why = one_of_many(resolution)
+        raise RefusedError(why.text, reason=why.reason, code=why.exit_code)
     local = assessment.situation.local
     if resolution is None or not isinstance(local, (Complete, Rejected)):
         msg = f"there is no local checkpoint to prove: {in_words('local', local)}"

@@ -256,6 +256,8 @@ def _read(
     ranks = tuple(layout_of(key).ranks)
     if nnodes > 1:
         ranks = tuple(cast("list[int]", layout.get("ranks", [])))
+    if not {*ranks} <= {*layout_of(key).ranks}:
+        raise EngineError(f"vLLM's answer is odd: ranks {ranks} of {layout_of(key).world}")
     return Resolution(
         key=key,
         model_word=cast("str", model["word"]),

@@ -26,13 +26,14 @@ class Report(NamedTuple):
     def to_json(self) -> dict[str, Json]:
         """Return it as scripts rely on it; what is not known is null."""
         status, standing = self.status or Status(), self.standing
-        named = ("boot", "action", "tier", "reason", "checkpoint", "started", "total", "eta")
+        named = ("boot", "action", "tier", "reason", "checkpoint", "ranks")
+        counted = ("started", "total", "eta")
         facts = status._asdict()
         return {
             "healthy": standing.is_healthy,
             "phase": standing.phase,
             "text": standing.text,
-            **{name: facts[name] or None for name in named},
+            **{name: facts[name] or None for name in named + counted},
             "done": status.done if status.total else None,
             "pid": status.server.pid or None,
             "address": str(status.address) if self.status else None,

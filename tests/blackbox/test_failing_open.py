@@ -94,6 +94,7 @@ CASES: list[tuple[str, Breakage, str]] = [
     ("key is odd", answering(change={"key": {"tp": "two"}}), ""),
     ("model is odd", answering(change={"model": {"word": 7}}), ""),
     ("layout is odd", answering(change={"layout": {"nnodes": None}}), ""),
+    ("ranks are odd", answering(change={"layout": {"nnodes": 2, "ranks": [7]}}), "engine.failed"),
     ("drop is odd", answering(change={"words": {"drop": [99]}}), ""),
 ]
 

@@ -172,7 +172,7 @@ def test_of_a_checkpoint_that_holds_some_ranks_only_these_are_told_and_verified(
     [row] = json.loads(run("list", "--format", "json").output)
     assert (row["bytes"], row["ranks"]) == (size, [2, 3])
     shown = run("show", part.name).output
-    assert "only ranks 2-3 of 4 are here" in shown
+    assert "only ranks 2-3 of 4 here" in shown
     assert "model-rank-2-part-0" in shown
     assert "model-rank-1-part-0" not in shown
     for deep in ([], ["--deep"]):

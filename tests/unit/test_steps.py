@@ -63,7 +63,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Boot, Assess
     settings = resolve({}, {"SHARDBOOT_STATE_DIR": str(state)})
     boot = Boot(settings, (), {}, Log("b", descriptor=-1), Reporter(None, "b", Address()))
     known = SimpleNamespace(
-        resolution=object(),
+        resolution=SimpleNamespace(nnodes=1),
         engine=object(),
         local_store=DirectoryStore(tmp_path / "local", 0o750, 0o640),
         situation=SimpleNamespace(local=Rejected(manifest.name, "unproven", "tokens differ")),

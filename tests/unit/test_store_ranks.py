@@ -15,7 +15,7 @@ from checkpoints import make_checkpoint
 from store_contract import deep_verify, left_over
 
 from entrypoint import steps
-from entrypoint.assess import Assessment, Boot
+from entrypoint.assess import Assessment, Boot, rejections_by
 from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Finding, Foreign
 from entrypoint.checkpoint.inspect import ranks_held
 from entrypoint.checkpoint.manifest import HAVE, Manifest
@@ -24,6 +24,7 @@ from entrypoint.errors import NotFoundError, StoreError
 from entrypoint.log import Log
 from entrypoint.plan import Action, Situation
 from entrypoint.state.memory import Memory
+from entrypoint.state.proofs import Proofs
 from entrypoint.state.reporter import Reporter
 from entrypoint.state.status import Address
 from entrypoint.store import lock, transfer
@@ -266,7 +267,7 @@ def test_a_push_of_some_ranks_is_refused_in_one_line(
     copy(boot, shared, local, manifest, [2, 3])
     far = DirectoryStore(tmp_path / "far")
     far.root.mkdir()
-    with pytest.raises(NotFoundError, match=r"only ranks 2-3 of 4 are here, and a push takes all"):
+    with pytest.raises(NotFoundError, match=r"the local store has ranks 2-3 of 4 only, and a push"):
         steps.push(boot, assessed(far, local, [2, 3], Absent()), manifest)
     assert os.listdir(far.root) == []
 
@@ -299,3 +300,13 @@ def test_of_a_store_that_holds_some_ranks_these_can_be_copied(
         staged.commit(manifest, [1])
     assert json.loads((third.path(manifest.name) / HAVE).read_text()) == {"ranks": [1]}
     deep_verify(third, manifest.name)
+
+
+@pytest.mark.parametrize(("nnodes", "is_enough"), [(1, True), (2, False)])
+def test_over_nodes_only_a_proof_that_all_of_them_see_counts(
+    boot: Boot, manifest: Manifest, nnodes: int, is_enough: bool
+) -> None:
+    moe = cast("Any", SimpleNamespace(unruled="moe", nnodes=nnodes))
+    Proofs(boot.settings.state_dir).add(manifest.content, {"items": 1})
+    assert (rejections_by(boot.settings, moe)(manifest) is None) == is_enough
+    assert rejections_by(boot.settings, moe)(manifest._replace(proof={"items": 1})) is None
