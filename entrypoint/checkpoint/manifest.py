@@ -118,6 +118,12 @@ class Manifest(_Fields):
         del document["name"]
         return digest_json(document)
 
+    @property
+    def state(self) -> str:
+        """BLAKE3 of what is loaded: equal for two saves that came out the same."""
+        weights: dict[str, Json] = {e.path: e.blake3 for e in self.files if e.role == "weights"}
+        return digest_json([self.key.digest, dict(self.decisions), weights])
+
     def encode(self) -> bytes:
         """Return the bytes of `manifest.json`: canonical JSON, one line."""
         return canonical(self.to_json() | {"blake3": self.digest}) + b"\n"

@@ -203,14 +203,14 @@ def _all_load_a_checkpoint() -> None:
 
 
 def _same_everywhere(manifest: Manifest) -> None:
-    """Raise on every rank alike where one of them has another save than rank 0.
+    """Raise on every rank alike where one of them has other weights than rank 0.
 
-    Paths and names may differ between nodes, and what a manifest says but its name may not.
+    Paths, names, and who saved it when may differ between nodes; what is loaded may not.
     """
-    found = compat.gather((manifest.name, manifest.content))
-    for rank, (name, content) in enumerate(found):
-        if content != found[0][1]:
-            text = f"worker {rank} has {name} and worker 0 {found[0][0]}, which are different saves"
+    found = compat.gather((manifest.name, manifest.state))
+    for rank, (name, state) in enumerate(found):
+        if state != found[0][1]:
+            text = f"worker {rank} has {name} and worker 0 {found[0][0]}, which hold other weights"
             raise Objection(text, unfit=False)
 
 

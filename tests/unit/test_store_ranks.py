@@ -253,6 +253,21 @@ def test_a_copy_of_all_ranks_is_told_by_the_content_as_ever(manifest: Manifest) 
     assert manifest.part([1, 0, 1]) == manifest.part([0, 1])
 
 
+def test_two_saves_that_came_out_the_same_are_one_state(manifest: Manifest) -> None:
+    later = manifest.renamed("b")._replace(created_at="2026-02-02T00:00:00Z", proof={"items": 1})
+    assert later.content != manifest.content
+    assert later.state == manifest.state
+    [first, *rest] = manifest.files
+    others = (
+        manifest._replace(files=(first._replace(blake3="0" * 64), *rest)),
+        manifest._replace(files=tuple(rest)),
+        manifest._replace(decisions={"tied": True}),
+        manifest._replace(key=manifest.key._replace(dtype="float16")),
+    )
+    assert first.role == "weights"
+    assert len({manifest.state, *(other.state for other in others)}) == 1 + len(others)
+
+
 def test_room_is_asked_for_what_is_copied(
     boot: Boot, shared: Counting, local: DirectoryStore, manifest: Manifest
 ) -> None:

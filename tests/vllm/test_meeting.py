@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import DamagedError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -105,7 +106,7 @@ def test_where_another_node_loads_no_checkpoint_this_one_does_not_either(
     assert [note["event"] for note in noted] == ["objection"]
 
 
-def test_different_saves_on_two_nodes_are_an_objection_and_different_names_are_not(
+def test_other_weights_on_another_node_are_an_objection_and_another_save_of_the_same_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("vllm.config")
@@ -116,13 +117,15 @@ def test_different_saves_on_two_nodes_are_an_objection_and_different_names_are_n
 
     one, other = (make_checkpoint(tmp_path, seed=seed) for seed in (0, 1))
 
-    def elsewhere(content: str) -> None:
-        there = ("there", content)
+    def elsewhere(manifest: Manifest) -> None:
+        there = ("there", manifest.state)
         monkeypatch.setattr(compat, "gather", lambda value: [value, there])
 
-    elsewhere(one.content)
+    later = one.renamed("there")._replace(created_at="2026-02-02T00:00:00Z", save={"host": "b"})
+    assert later.content != one.content
+    elsewhere(later)
     _same_everywhere(one)
-    elsewhere(other.content)
+    elsewhere(other)
     with pytest.raises(Objection, match=f"worker 1 has there and worker 0 {one.name}") as caught:
         _same_everywhere(one)
     assert not caught.value.unfit
