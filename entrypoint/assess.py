@@ -163,7 +163,7 @@ def assess_again(boot: Boot) -> Assessment:
 def _in_turn(local: DirectoryStore, shared: CheckpointStore | None) -> Iterator[CheckpointStore]:
     yield local
     # Only now: a mount that hangs takes seconds to be known as one.
-    if shared is not None and _answers(shared):
+    if shared is not None and answers(shared):
         yield shared
 
 
@@ -212,13 +212,13 @@ def _situation(
 
 def _look_far(store: CheckpointStore, wanted: Wanted, memory: Memory) -> Finding:
     """Look at a shared store, unless its file system hangs: then nothing waits for it."""
-    if not _answers(store):
+    if not answers(store):
         return Unreachable(f"{store.where} did not answer within {STORE_SECONDS:.0f} s")
     bounds = None if isinstance(store, DirectoryStore) else FAR
     return look(store, wanted, memory, bounds)
 
 
-def _answers(store: CheckpointStore) -> bool:
+def answers(store: CheckpointStore) -> bool:
     """Tell whether a file system answers at all; the client of object stores has its own bounds."""
     if not isinstance(store, DirectoryStore):
         return True

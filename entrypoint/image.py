@@ -30,6 +30,9 @@ def enter(words: Sequence[str], environ: Mapping[str, str]) -> Entered:
     So `IMAGE MODEL -tp 8` and `IMAGE --model …` are what they are with vLLM's own image, and
     `IMAGE bash` is a shell.
     """
+    if tuple(words[:2]) == ("vllm", "serve"):
+        # As pod specs spell it: they mean a server, and not one without us.
+        return Entered(tuple(words[1:]))
     first = words[0] if words else ""
     if first == "serve" or any(first in commands for commands in ROOMS.values()):
         return Entered(tuple(words))

@@ -19,11 +19,14 @@ PROGRESS_SECONDS: Final = 5.0
 
 
 class Progress:
-    """Tells of one step, whose `total` bytes may be a guess. A bar is gone when the block ends."""
+    """Tells of one step, whose `total` bytes may be a guess. A bar is gone when the block ends.
 
-    def __init__(self, log: Log, status: Reporter, verb: str, total: int) -> None:
+    What was `there` before counts as done when it is heard of, and not as moved.
+    """
+
+    def __init__(self, log: Log, status: Reporter, verb: str, total: int, there: int = 0) -> None:
         self._log, self._status, self._verb, self._total = log, status, verb, total
-        self._done = 0
+        self._done, self._there = 0, there
         self._started = self._said = time.monotonic()
         self._bar: tqdm | None = None
 
@@ -65,10 +68,10 @@ class Progress:
 
     @property
     def summary(self) -> str:
-        """How much it was, and how long it took."""
-        seconds = time.monotonic() - self._started
-        rate = human_bytes(self._done / seconds if seconds else self._done)
-        return f"{human_bytes(self._done)} in {seconds:.1f} s, {rate}/s"
+        """How much was moved, and how long it took."""
+        seconds, moved = time.monotonic() - self._started, self._done - self._there
+        rate = human_bytes(moved / seconds if seconds else moved)
+        return f"{human_bytes(moved)} in {seconds:.1f} s, {rate}/s"
 
 
 def _bar(verb: str, total: int) -> tqdm:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
-from entrypoint.assess import Assessment, Boot, assess_again
+from entrypoint.assess import Assessment, Boot, answers, assess_again
 from entrypoint.checkpoint.digest import digest_json
 from entrypoint.checkpoint.finding import Complete, Damaged, Finding, Rejected
 from entrypoint.checkpoint.manifest import Manifest
@@ -21,6 +22,7 @@ from entrypoint.errors import (
     RefusedError,
     ShardbootError,
     StagingError,
+    StoreError,
 )
 from entrypoint.log import human_bytes
 from entrypoint.obstacles import one_of_many, proof_needed
@@ -33,13 +35,15 @@ from entrypoint.store.base import CheckpointStaging, CheckpointStore
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import find_by_name
 
+Made = TypeVar("Made")
+
 
 def alone(
     boot: Boot,
     assessment: Assessment,
     action: Action,
-    perform: Callable[[Boot, Assessment, Action], Manifest],
-) -> Manifest:
+    perform: Callable[[Boot, Assessment, Action], Made],
+) -> Made | Manifest:
     """Perform one step as the only process of this host, unless another made it meanwhile.
 
     The lock saves work, and nothing breaks where it lies.
@@ -58,10 +62,11 @@ def alone(
         boot.status.phase("waiting", text)
 
     with lock.exclusive(path, boot.settings.save_timeout, on_wait):
-        for left in sweep(boot.settings.local_dir, boot.settings.grace, boot.settings.dir_mode):
+        settings, part = boot.settings, _part(assessment, action)
+        for left in sweep(settings.local_dir, settings.grace, settings.dir_mode, spare=part):
             boot.log.line("store.swept", f"{left}: nobody was building it any more")
         made = _made_meanwhile(boot, assessment)
-        return made or perform(boot, assessment, action)
+        return perform(boot, assessment, action) if made is None else made
 
 
 def subject(assessment: Assessment) -> str:
@@ -69,6 +74,13 @@ def subject(assessment: Assessment) -> str:
     resolution = assessment.resolution
     assert resolution is not None
     return digest_json([resolution.key.to_json(), resolution.model_word])[:16]
+
+
+def _part(assessment: Assessment, action: Action) -> str:
+    """Return whose staging a copy goes on with, if it is one."""
+    if action.kind != "copy" or action.manifest is None or assessment.resolution is None:
+        return ""
+    return action.manifest.part(assessment.resolution.ranks)
 
 
 def _made_meanwhile(boot: Boot, assessment: Assessment) -> Manifest | None:
@@ -107,8 +119,8 @@ def copy_here(boot: Boot, assessment: Assessment, action: Action) -> Manifest:
         assessment.local_store.retire(local.name)
     manifest, store, ranks = action.manifest, assessment.local_store, assessment.resolution.ranks
     with store.stage(manifest.name, manifest.part(ranks)) as staging:
-        needed = max(0, manifest.size_for(ranks) - staging.held_bytes)
-        _make_room(boot, assessment, needed, manifest.name, staging.path)
+        taken = staging.room_taken(manifest.files_for(ranks))
+        _make_room(boot, assessment, manifest.size_for(ranks), manifest.name, staging.path, taken)
         source = assessment.shared_store
         return transport(boot, source, staging, manifest, ranks, "copy", store.where)
 
@@ -119,20 +131,22 @@ def _make_room(
     needed: int,
     wanted: str | None = None,
     staged: Path | None = None,
+    taken: int = 0,
 ) -> None:
     """Have room in the local store, evicting what was served least recently if it must be.
 
-    Neither the checkpoint `wanted` goes, nor the staging that the room is for.
+    Neither the checkpoint `wanted` goes, nor the staging that the room is for; it has `taken` bytes
+    of the disk already, and none of what the store may hold.
     Raises: SpaceError, StoreError.
     """
     from entrypoint.store import collect, space  # noqa: PLC0415 - a hit needs neither
 
-    settings = boot.settings
+    settings, most = boot.settings, boot.settings.max_bytes
     collect.make_room(
         assessment.local_store,
         settings.state_dir,
-        needed,
-        space.Limits(settings.reserve_bytes, settings.max_bytes),
+        needed - taken,
+        space.Limits(settings.reserve_bytes, most - taken if most is not None else None),
         wanted,
         lambda text: boot.log.line("space.evicted", text),
         staged,
@@ -160,7 +174,7 @@ def transport(
     if staging.held_bytes:
         text = f"{human_bytes(staging.held_bytes)} of {human_bytes(total)} are there already"
         boot.log.line(f"{verb}.resumed", f"{text}, from one that was interrupted; reading them")
-    with Progress(boot.log, boot.status, verb, total) as progress:
+    with Progress(boot.log, boot.status, verb, total, staging.held_bytes) as progress:
         transfer.copy(source, manifest.name, manifest, entries, staging, progress.add)
         result = staging.commit(manifest, ranks)
     some = "" if len(ranks) == manifest.layout.world else f" for {manifest.layout.in_words(ranks)}"
@@ -219,7 +233,8 @@ def _publish(boot: Boot, assessment: Assessment, manifest: Manifest) -> None:
 def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
     """Copy a local checkpoint to the shared store, where other nodes' are never evicted.
 
-    Raises: ConfigError without one; NotFoundError where only some ranks are here; SpaceError.
+    Raises: ConfigError without one; NotFoundError where only some ranks are here; SpaceError;
+    StoreError.
     """
     from entrypoint.store import space  # noqa: PLC0415 - a hit pushes nothing
 
@@ -231,10 +246,12 @@ def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
         said = manifest.layout.in_words(held)
         msg = f"{manifest.name}: the local store has {said} only, and a push takes all"
         raise NotFoundError(msg, hint="push it from the machine that saved it")
-    if isinstance(store, DirectoryStore):
-        limits = space.Limits(boot.settings.reserve_bytes)
-        space.require_room(store.root, manifest.size, limits)
+    if not answers(store):
+        raise StoreError(f"{store.where} does not answer")
     with store.stage(manifest.name, manifest.content) as staging:
+        if isinstance(store, DirectoryStore):
+            needed = manifest.size - staging.room_taken(manifest.files)
+            space.require_room(store.root, needed, space.Limits(boot.settings.reserve_bytes))
         source = assessment.local_store
         return transport(boot, source, staging, manifest, ranks, "push", store.where)
 

@@ -106,6 +106,10 @@ class CheckpointStaging(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
+    def room_taken(self, entries: Iterable[FileEntry]) -> int:
+        """Return how many bytes of `entries` have room here already. Raises: StagingError."""
+        ...
+
     def held(self, entry: FileEntry) -> Generator[memoryview]:
         """Yield what an interrupted copy has left of a file; the caller says whether it is right.
 
@@ -118,9 +122,14 @@ class CheckpointStaging(Protocol):
         ...
 
     def write(
-        self, entry: FileEntry, pieces: Iterable[memoryview], missing: int | None = None, /
+        self,
+        entry: FileEntry,
+        pieces: Iterable[memoryview],
+        missing: int | None = None,
+        start: int = 0,
+        /,
     ) -> None:
-        """Make the file of `entry` out of what is held of it and `pieces`, durable on return.
+        """Make the file of `entry` out of the `start` bytes held and `pieces`, durable on return.
 
         Called by several threads at once. `missing` bytes have still to come, for messages.
         Raises: StoreError; StagingError; SpaceError; ManifestError; what `pieces` raises.

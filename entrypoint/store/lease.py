@@ -11,6 +11,7 @@ another has its turn already, and two who come in the same moment may both be fi
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import contextlib
+import errno
 import itertools
 import math
 import os
@@ -25,6 +26,7 @@ from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.manifest import check_path
+from entrypoint.model.bounded import within
 from entrypoint.state import process
 from entrypoint.state.status import Server
 from entrypoint.store import tree
@@ -33,8 +35,11 @@ from entrypoint.store.tree import DIR_MODE, FILE_MODE
 
 LEASES: Final = ".leases"
 
+_LEAVE_SECONDS: Final = 1.0
+_ANSWER_SECONDS: Final = 5.0
 _WATCHED: Final = 8
 """So many more than those whose turn it is are watched: not all, where hundreds wait."""
+_TRIES: Final = 4
 _MOST_NAMES: Final = 10_000
 _TICKET: Final = re.compile(r"(\d{6,9})\.([\w-]{0,40})\.(\d{1,10})\.([0-9a-f]{8})", re.ASCII)
 
@@ -96,10 +101,10 @@ def queue(
         yield ticket
     finally:
         stop.set()
-        try:
-            if heart.ident is not None:
-                heart.join()
-        finally:
+        if heart.ident is not None:
+            heart.join(_LEAVE_SECONDS)
+        # One that hangs in a dead mount tells that the ticket cannot be given back either.
+        if not heart.is_alive():
             ticket.leave()
 
 
@@ -131,6 +136,7 @@ class Ticket:
         deadline, told = time.monotonic() + seconds, False
         while True:
             try:
+                self._require_an_answer()
                 ahead = self._ahead(limit)
             except OSError as error:
                 on_wait(f"{self.directory}: no queue ({error.strerror or error}); going on without")
@@ -158,6 +164,19 @@ class Ticket:
 
     def line_up(self) -> None:
         """Take a ticket at the end. Raises: OSError; half of one may be there."""
+        self._require_an_answer()
+        for _ in range(_TRIES):
+            # Whoever leaves last takes the directory away.
+            with contextlib.suppress(FileNotFoundError):
+                return self._line_up()
+        return self._line_up()
+
+    def _require_an_answer(self) -> None:
+        """Look at the store in a child first: its mount may hang. Raises: OSError."""
+        if within(_ANSWER_SECONDS, lambda: os.path.isdir(self._root)) is None:
+            raise OSError(errno.ETIMEDOUT, "the store does not answer")
+
+    def _line_up(self) -> None:
         tree.make_hidden(self._root, LEASES, self._modes[0])
         tree.make_hidden(self._root / LEASES, self.directory.name, self._modes[0])
         self._place = self._place._replace(number=0, nonce=os.urandom(4).hex())
@@ -173,9 +192,10 @@ class Ticket:
         self._settled = time.monotonic() + self._pace.settle * random.uniform(1.0, 1.5)  # noqa: S311
 
     def leave(self) -> None:
-        """Give the ticket back, if it is still there."""
+        """Give the ticket back, if it is still there; take away a line that nobody stands in."""
         with contextlib.suppress(OSError):
             (self.directory / self._place.name).unlink()
+            self.directory.rmdir()
 
     def beat(self, stop: threading.Event) -> None:
         """Change the ticket's content every beat until told to stop; never make one."""

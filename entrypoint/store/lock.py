@@ -165,12 +165,12 @@ def _open_to_lock(path: Path) -> int:
         return os.open(path, os.O_RDONLY | flags)
 
 
-def is_kept(directory: Path) -> bool:
-    """Tell whether its file system keeps the exclusive lock that this process has on it.
+def is_kept(path: Path) -> bool:
+    """Tell whether its file system keeps the exclusive lock that this process has on a file.
 
     Raises: OSError.
     """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -39,20 +39,26 @@ class CommitResult(NamedTuple):
     outcome: Literal["committed", "existed"]
 
 
-def drop_notes(staged: Path) -> None:
+def drop_notes(staged: Path, but: str = "") -> None:
     """Remove what the builders left for each other: hidden files at the top. Raises: OSError."""
     for entry in list(staged.iterdir()):
+        if entry.name == but:
+            continue
         if entry.name.startswith(".") and (entry.is_symlink() or not entry.is_dir()):
             entry.unlink()
 
 
-def check(staged: Path, entries: Iterable[FileEntry]) -> None:
+def check(staged: Path, entries: Iterable[FileEntry], but: str = "") -> None:
     """Refuse unless `staged` holds just the listed files, each regular and of its size.
+
+    `but` is the name of one that may be there beside them.
 
     Raises: StagingError naming the first that is not so; OSError.
     """
     expected = {entry.path: entry.size for entry in entries}
     for path, status in tree.files_beneath(staged):
+        if path == but:
+            continue
         size = expected.pop(path, None)
         if size is None:
             raise StagingError(f"{staged / path}: not in the manifest")

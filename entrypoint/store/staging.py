@@ -16,10 +16,11 @@ import errno
 import fcntl
 import os
 import re
+import stat
 from collections.abc import Collection, Generator, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from entrypoint.checkpoint.manifest import FileEntry, Manifest, check_path
 from entrypoint.errors import ShardbootError, SpaceError, StagingError
@@ -29,6 +30,11 @@ from entrypoint.store.tree import DIR_MODE, FILE_MODE
 from entrypoint.store.tree import write_all as write_all  # noqa: PLC0414 - for those who create()
 
 STAGING = ".staging"
+
+NOTE = ".copying"
+"""In the staging of a copy: what is being copied, as `Manifest.part` says it."""
+
+NOTE_BYTES = 64
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -40,6 +46,9 @@ class Staging:
     the one that owns it removes it.
     """
 
+    kept_note: ClassVar[str] = ""
+    """The hidden file that stays until everything is durable, if any."""
+
     def __init__(
         self,
         root: Path,
@@ -48,7 +57,6 @@ class Staging:
         owner: bool,
         dir_mode: int,
         file_mode: int,
-        adopted: int | None = None,
     ) -> None:
         self.root = root
         self.path = path
@@ -56,13 +64,11 @@ class Staging:
         self.dir_mode = dir_mode
         self.file_mode = file_mode
         self.held_bytes = 0
-        if adopted is not None:
-            self.directory = adopted
-            return
         self.directory = os.open(path, tree.DIRECTORY)
         with contextlib.suppress(OSError):
             # Without locks here, a sweep still has the grace to go by.
-            fcntl.flock(self.directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            # A sweep that looks whether somebody builds here holds the other kind for a moment.
+            fcntl.flock(self.directory, fcntl.LOCK_SH)
 
     def __enter__(self) -> Self:
         return self
@@ -87,8 +93,9 @@ class Staging:
         self.owner = False
 
     def create(self, path: str) -> int:
-        """Create the file `path` and return a descriptor open for writing; its mode is final.
+        """Create the file `path` and return a descriptor open for writing.
 
+        Its mode is the final one, but that its owner may go on writing until the commit.
         Raises: ManifestError for a path that would leave staging; SpaceError; StagingError, also
         when the file is there.
         """
@@ -98,7 +105,7 @@ class Staging:
         with self.writing(path):
             descriptor = tree.open_beneath(self.directory, path, flags, self.dir_mode)
             try:
-                tree.set_mode(descriptor, self.file_mode)
+                tree.set_mode(descriptor, self.file_mode | stat.S_IWUSR)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -118,9 +125,13 @@ class Staging:
                 os.close(descriptor)
 
     def write(
-        self, entry: FileEntry, pieces: Iterable[memoryview], missing: int | None = None
+        self,
+        entry: FileEntry,
+        pieces: Iterable[memoryview],
+        missing: int | None = None,
+        start: int = 0,
     ) -> None:
-        """Make the file of `entry` out of what is held of it and `pieces`, fsynced.
+        """Make the file of `entry` out of the `start` bytes held of it and `pieces`, fsynced.
 
         On error part of it may be there. `missing` bytes have still to come, this file's among
         them; said where there is no room.
@@ -131,7 +142,7 @@ class Staging:
         descriptor = self.open(entry)
         try:
             with self.writing(entry.path, missing):
-                offset = os.lseek(descriptor, 0, os.SEEK_END)
+                offset = os.lseek(descriptor, start, os.SEEK_SET)
                 writeback.preallocate(descriptor, entry.size)
                 for piece in pieces:
                     write_all(descriptor, piece)
@@ -144,6 +155,22 @@ class Staging:
         finally:
             with self.writing(entry.path):
                 os.close(descriptor)
+
+    def drop_note(self) -> None:
+        """Take back what told others whose bytes these are: they are about to be published."""
+
+    def room_taken(self, entries: Iterable[FileEntry]) -> int:
+        """Return how many bytes of `entries` the disk has given room already.
+
+        Raises: StagingError.
+        """
+        taken = 0
+        for entry in entries:
+            with self.writing(entry.path), contextlib.suppress(FileNotFoundError):
+                # Blocks may be preallocated far behind the end of what was written.
+                blocks = os.stat(self.path / entry.path, follow_symlinks=False).st_blocks
+                taken += min(entry.size, blocks * 512)
+        return taken
 
     def held(self, _: FileEntry) -> Generator[memoryview]:
         """Yield what is there of a file before it is written: nothing in a new directory."""
@@ -188,9 +215,10 @@ class Staging:
         """
         held = set(manifest.layout.ranks if ranks is None else ranks)
         with self.writing(""):
-            publish.drop_notes(self.path)
-            publish.check(self.path, manifest.files_for(held))
+            publish.drop_notes(self.path, but=self.kept_note)
+            publish.check(self.path, manifest.files_for(held), but=self.kept_note)
             publish.make_durable(self.path, self.dir_mode, self.file_mode)
+            self.drop_note()
             modes = (self.dir_mode, self.file_mode)
             return publish.publish(self.root, self.path, manifest, held, modes)
 

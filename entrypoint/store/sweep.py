@@ -12,19 +12,22 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.state import process
 from entrypoint.store import lock, publish, tree
 from entrypoint.store.publish import TRASH
-from entrypoint.store.staging import STAGING, host
+from entrypoint.store.staging import NOTE, NOTE_BYTES, STAGING, host
 from entrypoint.store.tree import DIR_MODE
 
 
-def sweep(root: Path, grace_seconds: float, dir_mode: int = DIR_MODE) -> list[str]:
+def sweep(root: Path, grace_seconds: float, dir_mode: int = DIR_MODE, spare: str = "") -> list[str]:
     """Delete staging that nobody builds in any more, and the trash; return the names removed.
 
-    What cannot be deleted now is left in the trash for the next sweep.
+    A copy of `spare` is about to be gone on with, and stays. What cannot be deleted now is left in
+    the trash for the next sweep.
     """
-    discard(root, abandoned(root, grace_seconds), dir_mode)
+    left = abandoned(root, grace_seconds)
+    discard(root, [path for path in left if not spare or part_of(path) != spare], dir_mode)
     return empty_trash(root)
 
 
@@ -53,6 +56,14 @@ def empty_trash(root: Path) -> list[str]:
 def in_trash(root: Path) -> list[Path]:
     """Return what waits in the trash to be deleted."""
     return _entries(root / TRASH)
+
+
+def part_of(staged: Path) -> str:
+    """Return what a copy's staging says it is a copy of; "" where it says nothing."""
+    try:
+        return read_bounded(staged / NOTE, NOTE_BYTES).decode(errors="replace")
+    except (OSError, ValueError):
+        return ""
 
 
 def abandoned(root: Path, grace_seconds: float) -> list[Path]:

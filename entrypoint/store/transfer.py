@@ -32,6 +32,10 @@ SILENCE_SECONDS: Final = 120.0
 """How long no byte may come. Longer than an NFS server that came back keeps its clients waiting
 (90 s), and than the client of object stores tries again (80 s)."""
 
+STALL_SECONDS: Final = 900.0
+"""How long nothing may be moved, whoever is waited for: the fsync of a large file takes minutes on
+a slow disk."""
+
 _TICK_SECONDS = 0.05
 _LEAVE_SECONDS = 0.5
 
@@ -72,8 +76,8 @@ def copy(
 
     `on_bytes` hears, in the calling thread, of bytes as they are copied. On error, or when a
     signal's handler raises in this thread, all threads stop within a second and staging may hold
-    any part of the files: the caller drops it. So they do when no byte has come for
-    `SILENCE_SECONDS`; one that the kernel will not end stays behind.
+    any part of the files. So they do when no byte has come for `SILENCE_SECONDS`, or none has been
+    moved for `STALL_SECONDS`; one that the kernel will not end stays behind.
     Raises: DamagedError naming the file, what was expected and found; StoreError; NotFoundError;
     SpaceError; StagingError.
     """
@@ -101,6 +105,7 @@ def copy(
 
 def _watch(work: _Work, on_bytes: Callable[[int], None]) -> None:
     told, heard = 0, time.monotonic()
+    moved = heard
     while True:
         with work.changed:
             if work.busy and work.error is None:
@@ -112,9 +117,14 @@ def _watch(work: _Work, on_bytes: Callable[[int], None]) -> None:
             raise error
         now = time.monotonic()
         heard = heard if waits else now
+        moved = moved if copied == told else now
+        hint = "see if it still answers; `umount -f` ends a dead mount"
         if now - heard > SILENCE_SECONDS:
             msg = f"{work.source.where}: no byte of {work.name} came for {SILENCE_SECONDS:g} s"
-            raise StoreError(msg, hint="see if it still answers; `umount -f` ends a dead mount")
+            raise StoreError(msg, hint=hint)
+        if now - moved > STALL_SECONDS:
+            msg = f"{work.name}: no byte was read or written for {STALL_SECONDS:g} s"
+            raise StoreError(msg, hint=hint)
         if copied > told:
             on_bytes(copied - told)
             told = copied
@@ -195,7 +205,7 @@ def _count(work: _Work, copied: int) -> None:
 
 def _write(work: _Work, entry: FileEntry, hasher: blake3, held: int) -> None:
     with contextlib.closing(_verified(work, entry, hasher, held)) as pieces:
-        work.staging.write(entry, pieces, work.missing)
+        work.staging.write(entry, pieces, work.missing, held)
 
 
 def _verified(work: _Work, entry: FileEntry, hasher: blake3, held: int) -> Generator[memoryview]:

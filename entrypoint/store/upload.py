@@ -71,6 +71,10 @@ class Upload:
             with contextlib.suppress(ShardbootError):
                 delete(self.store, self.files)
 
+    def room_taken(self, _: Iterable[FileEntry]) -> int:
+        """Return 0: a bucket has room."""
+        return 0
+
     def held(self, _: FileEntry) -> Generator[memoryview]:
         """Yield nothing: parts that were never put together are not read again."""
         yield from ()
@@ -78,7 +82,13 @@ class Upload:
     def drop(self, _: FileEntry) -> None:
         """Forget nothing."""
 
-    def write(self, entry: FileEntry, pieces: Iterable[memoryview], _: int | None = None) -> None:
+    def write(
+        self,
+        entry: FileEntry,
+        pieces: Iterable[memoryview],
+        _missing: int | None = None,
+        _start: int = 0,
+    ) -> None:
         """Put a file in parts; it is there, whole, on return, or not at all.
 
         Raises: StoreError; StagingError for another size; ManifestError for a path that leaves

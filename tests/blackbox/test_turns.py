@@ -95,12 +95,35 @@ def test_nodes_that_publish_nothing_do_not_wait_for_each_other(nodes: Nodes) -> 
     first.finish(process)
 
 
-def test_where_no_ticket_can_be_written_every_node_saves(nodes: Nodes) -> None:
-    two = nodes(2)
-    (two[0].root.parent / "shared/.leases").write_text("in the way")
-    boots = [node.finish(start(node)) for node in two]
-    assert "going on without" in boots[0].stderr
-    all_serve_a_whole_checkpoint(two, boots)
+def test_where_no_ticket_can_be_written_nobody_waits(nodes: Nodes) -> None:
+    first, second = nodes(2)
+    (first.root.parent / "shared/.leases").write_text("in the way")
+    first.rules(save={"hang": True})
+    process = start(first)
+    first.wait_for("hanging")
+    boot = second.finish(start(second))
+    assert "going on without" in boot.stderr
+    all_serve_a_whole_checkpoint([second], [boot])
+    process.send_signal(signal.SIGTERM)
+    first.finish(process)
+
+
+def test_a_node_that_met_damage_in_the_shared_store_saves_and_publishes_another(
+    nodes: Nodes,
+) -> None:
+    first, second = nodes(2)
+    all_serve_a_whole_checkpoint([first], [first.finish(start(first))])
+    shared = DirectoryStore(first.root.parent / "shared")
+    (name,) = shared.names()
+    weights = next(shared.path(name).glob("*.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    boot = second.finish(start(second))
+    assert boot.events[-3:] == ["save.done", "push.done", "local.hit"]
+    assert boot.events.count("shared.hit") == 1
+    assert shared.names() == [f"{name}-g2", name]
+    deep_verify(shared, f"{name}-g2")
 
 
 def test_so_many_readers_copy_at_once_and_the_others_wait(nodes: Nodes) -> None:
@@ -124,8 +147,10 @@ def test_so_many_readers_copy_at_once_and_the_others_wait(nodes: Nodes) -> None:
 
 
 def wait_for_ticket(directory: Path) -> None:
+    deadline = time.monotonic() + 20
     while not directory.is_dir() or not any(directory.iterdir()):
-        pass
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 LYING = """\

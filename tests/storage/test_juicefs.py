@@ -27,6 +27,7 @@ from entrypoint.store import lease, lock, transfer
 from entrypoint.store.collect import collect
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.retention import Rules
+from entrypoint.store.staging import NOTE
 from entrypoint.store.sweep import sweep
 
 
@@ -95,6 +96,21 @@ def test_a_sweep_on_one_node_spares_what_the_other_builds(nodes: Nodes) -> None:
             time.sleep(0.1)
         assert sweep(there.root, 3600) == []
         assert (staged.path / "note").read_bytes() == b"1"
+
+
+def test_a_copy_that_lives_on_one_node_is_not_taken_by_the_other(nodes: Nodes) -> None:
+    here, there = stores(nodes, "adopt")
+    with here.stage("tiny", "c" * 64) as ours:
+        deadline = time.monotonic() + 10
+        while not (there.root / ".staging" / ours.path.name / NOTE).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        with there.stage("tiny", "c" * 64) as theirs:
+            assert ours.path.exists()
+            assert theirs.path.name != ours.path.name
+        ours.disown()
+    with there.stage("tiny", "c" * 64):
+        assert not (there.root / ".staging" / ours.path.name).exists()
 
 
 def test_gc_on_one_node_spares_what_the_other_serves(nodes: Nodes, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_shared_store_is_not_asked_for_a_stand_in_that_the_local_one_has(
         asked.append(store.where)
         return False
 
-    monkeypatch.setattr(assess, "_answers", answers)
+    monkeypatch.setattr(assess, "answers", answers)
     found = stand_in.find(assess._in_turn(local, shared), named, "org/model", None)
     assert (found.name if found else None) == named
     assert asked == []

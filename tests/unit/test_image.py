@@ -17,6 +17,7 @@ from entrypoint.image import enter
         (["--model", "org/model"], ["serve", "--model", "org/model"]),
         (["--help"], ["serve", "--help"]),
         (["serve", "org/model"], ["serve", "org/model"]),
+        (["vllm", "serve", "org/model"], ["serve", "org/model"]),
         (["plan", "org/model"], ["plan", "org/model"]),
         (["gc", "--dry-run"], ["gc", "--dry-run"]),
         (["gpt2"], ["serve", "gpt2"]),

@@ -41,7 +41,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def names(root: Path) -> list[str]:
-    return sorted(os.listdir(root / LEASES / WHAT))
+    """Return who stands in line; a line that nobody stands in is taken away."""
+    directory = root / LEASES / WHAT
+    return sorted(os.listdir(directory)) if directory.exists() else []
 
 
 def until(is_so: Callable[[], object]) -> None:
@@ -79,6 +81,18 @@ def test_as_many_as_may_have_their_turn_and_the_first_to_come_are_the_first(
     ends += [node.let_go() for node in nodes[len(ends) :]]
     assert all(ends[n] <= turns[n + limit] for n in range(5 - limit))
     assert names(nodes[0].directory.parents[1]) == []
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    with lease.queue(tmp_path, WHAT, pace=pace()) as ticket:
+        monkeypatch.setattr(lease, "within", lambda *_: None)
+        assert ticket.wait(1, BOUND, on_wait=said.append) == Waited[None]("without")
+    with lease.queue(tmp_path, WHAT, pace=pace()) as ticket:
+        assert ticket.wait(1, BOUND) == Waited[None]("without")
+    assert "does not answer" in said[0]
 
 
 def test_one_who_is_alone_has_its_turn_and_leaves_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -14,10 +15,18 @@ from checkpoints import Tensor, make_checkpoint
 from store_contract import deep_verify, left_over
 
 from entrypoint.checkpoint.manifest import FileEntry, Manifest
-from entrypoint.errors import DamagedError, Interrupted, ShardbootError, SpaceError, StoreError
-from entrypoint.store import transfer
+from entrypoint.errors import (
+    DamagedError,
+    Interrupted,
+    NotFoundError,
+    ShardbootError,
+    SpaceError,
+    StoreError,
+)
+from entrypoint.store import publish, transfer
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.resume import NOTE
+from entrypoint.store.staging import NOTE
+from entrypoint.store.sweep import abandoned, sweep
 
 BIG: tuple[Tensor, ...] = tuple((f"layers.{n}.weight", "U8", (1 << 20,), 1 << 20) for n in range(6))
 MOST = 9 << 20
@@ -156,7 +165,9 @@ def test_wrong_bytes_in_the_source_are_said_even_behind_right_ones(
     assert (local.names(), left_over(local)) == ([], [])
 
 
-@pytest.mark.parametrize("error", [Interrupted(signal.SIGTERM), StoreError("gone")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [Interrupted(signal.SIGTERM), StoreError("gone"), NotFoundError("unmounted")], ids=repr
+)
 def test_a_signal_and_a_store_that_goes_away_leave_it(
     local: DirectoryStore, manifest: Manifest, error: BaseException
 ) -> None:
@@ -171,6 +182,60 @@ def test_what_would_only_be_in_the_way_is_not_left(
 ) -> None:
     interrupt(local, manifest, error)
     assert left_over(local) == []
+
+
+def test_what_waits_for_its_commit_is_adopted_and_young_again(
+    shared: Path, local: DirectoryStore, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise Interrupted(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "make_durable", stop)
+        with pytest.raises(Interrupted):
+            copy(Counting(shared), local, manifest)
+    [left] = (local.root / ".staging").iterdir()
+    os.utime(left, (1, 1))
+    with local.stage(manifest.name, manifest.content) as staged:
+        assert staged.held_bytes == manifest.size
+        assert abandoned(local.root, 60) == []
+        assert time.time() - staged.path.stat().st_mtime < 60
+        staged.disown()
+    again = Counting(shared)
+    assert copy(again, local, manifest) == 0
+    deep_verify(local, manifest.name)
+
+
+def test_a_sweep_spares_what_is_about_to_be_gone_on_with(
+    local: DirectoryStore, manifest: Manifest
+) -> None:
+    interrupt(local, manifest, StoreError("gone"))
+    left = left_over(local)
+    sweep(local.root, -1, spare=manifest.content)
+    assert left_over(local) == left
+    sweep(local.root, -1, spare=manifest.part([0]))
+    assert left_over(local) == []
+
+
+def test_files_that_shall_be_read_only_can_be_gone_on_with(
+    shared: Path, tmp_path: Path, manifest: Manifest
+) -> None:
+    (tmp_path / "local").mkdir()
+    local = DirectoryStore(tmp_path / "local", 0o550, 0o440)
+    kill_in_copy(shared, local, manifest, MOST)
+    assert {path.stat().st_mode & 0o777 for path in parts(local)} == {0o640}
+    copy(Counting(shared), local, manifest)
+    found = {path.stat().st_mode & 0o777 for path in local.path(manifest.name).glob("*.*")}
+    assert found == {0o440}
+
+
+def test_room_that_was_given_before_is_not_asked_for_again(
+    shared: Path, local: DirectoryStore, manifest: Manifest
+) -> None:
+    kill_in_copy(shared, local, manifest, MOST)
+    with local.stage(manifest.name, manifest.content) as staged:
+        assert staged.held_bytes <= staged.room_taken(manifest.files) + IN_FLIGHT
+        assert staged.room_taken(manifest.files) <= manifest.size
 
 
 def test_what_lives_is_not_taken(local: DirectoryStore, manifest: Manifest) -> None:

@@ -326,6 +326,31 @@ def test_a_disk_that_is_slow_to_write_is_no_silence_of_the_source(
     deep_verify(local, manifest.name)
 
 
+def test_a_disk_that_takes_nothing_for_long_ends_the_copy(
+    shared: DirectoryStore,
+    local: DirectoryStore,
+    manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer, "STALL_SECONDS", 0.2)
+    thawed = threading.Event()
+    real = os.fsync
+
+    def frozen(descriptor: int) -> None:
+        thawed.wait(20)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", frozen)
+    try:
+        with pytest.raises(StoreError, match="no byte was read or written for"):
+            pull(shared, local, manifest)
+    finally:
+        thawed.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("copy-"):
+                thread.join()
+
+
 def test_progress_is_told_in_the_callers_thread_and_adds_up(
     shared: DirectoryStore, local: DirectoryStore, manifest: Manifest
 ) -> None:
