@@ -16,6 +16,7 @@ from entrypoint.checkpoint.finding import Complete, Damaged, Finding, Rejected
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import (
     ConfigError,
+    ManifestError,
     NotFoundError,
     OwnershipError,
     ProofError,
@@ -33,7 +34,7 @@ from entrypoint.state.rejections import Rejections
 from entrypoint.store import lock
 from entrypoint.store.base import CheckpointStaging, CheckpointStore
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.look import find_by_name
+from entrypoint.store.look import find_by_name, manifest_of
 
 Made = TypeVar("Made")
 
@@ -78,9 +79,28 @@ def subject(assessment: Assessment) -> str:
 
 def _part(assessment: Assessment, action: Action) -> str:
     """Return whose staging a copy goes on with, if it is one."""
-    if action.kind != "copy" or action.manifest is None or assessment.resolution is None:
+    if action.kind != "copy" or action.manifest is None:
         return ""
-    return action.manifest.part(assessment.resolution.ranks)
+    return action.manifest.part(_lacking(assessment, action.manifest))
+
+
+def _lacking(assessment: Assessment, manifest: Manifest) -> Collection[int]:
+    """Return the ranks that run here and of which the local store has no files of `manifest`.
+
+    All that run here where it has them all, and still was not found complete.
+    """
+    assert assessment.resolution is not None
+    store, local = assessment.local_store, assessment.situation.local
+    wanted = {*assessment.resolution.ranks}
+    if isinstance(local, Damaged) and local.name == manifest.name:
+        return wanted
+    try:
+        here = manifest_of(store, manifest.name)
+    except (ManifestError, NotFoundError, StoreError):
+        return wanted
+    if here.content != manifest.content:
+        return wanted
+    return wanted - {*store.ranks(here)} or wanted
 
 
 def _made_meanwhile(boot: Boot, assessment: Assessment) -> Manifest | None:
@@ -107,8 +127,8 @@ def _is_known_bad(before: Finding, name: str) -> bool:
 def copy_here(boot: Boot, assessment: Assessment, action: Action) -> Manifest:
     """Copy the checkpoint that `action` names from the shared store into the local one.
 
-    Of the shards only those of the ranks that run here. What the local store holds of the same
-    checkpoint for others stays.
+    Of the shards only those of ranks that run here and that the local store lacks; what it holds
+    of the same checkpoint stays.
     """
     assert assessment.shared_store is not None
     assert assessment.resolution is not None
@@ -117,11 +137,23 @@ def copy_here(boot: Boot, assessment: Assessment, action: Action) -> Manifest:
     if isinstance(local, Damaged) and local.name == action.manifest.name:
         # Its sizes may be right: staging would take it for the same bytes, and keep it.
         assessment.local_store.retire(local.name)
-    manifest, store, ranks = action.manifest, assessment.local_store, assessment.resolution.ranks
+    lacking = _lacking(assessment, action.manifest)
+    made = _copy_ranks(boot, assessment, action.manifest, lacking)
+    wanted = assessment.resolution.ranks
+    if not {*wanted} <= {*assessment.local_store.ranks(made)}:
+        # Where files cannot be linked, what was there has gone.
+        made = _copy_ranks(boot, assessment, action.manifest, wanted)
+    return made
+
+
+def _copy_ranks(
+    boot: Boot, assessment: Assessment, manifest: Manifest, ranks: Collection[int]
+) -> Manifest:
+    store, source = assessment.local_store, assessment.shared_store
+    assert source is not None
     with store.stage(manifest.name, manifest.part(ranks)) as staging:
         taken = staging.room_taken(manifest.files_for(ranks))
         _make_room(boot, assessment, manifest.size_for(ranks), manifest.name, staging.path, taken)
-        source = assessment.shared_store
         return transport(boot, source, staging, manifest, ranks, "copy", store.where)
 
 

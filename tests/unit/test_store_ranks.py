@@ -154,7 +154,7 @@ def test_a_node_that_needs_other_ranks_completes_the_same_checkpoint(
     boot: Boot, shared: Counting, local: DirectoryStore, manifest: Manifest, tmp_path: Path
 ) -> None:
     held: set[int] = set()
-    for ranks in ([1], [3], [0, 2]):
+    for ranks in ([1], [3], [2, 3], [0, 1, 2, 3]):
         copy(boot, shared, local, manifest, ranks)
         held |= {*ranks}
         assert local.names() == [manifest.name]
@@ -298,7 +298,7 @@ def test_without_links_the_last_node_that_came_has_its_ranks(
         raise PermissionError
 
     monkeypatch.setattr(os, "link", not_permitted)
-    for ranks in ([0], [1]):
+    for ranks in ([0], [1], [1, 3]):
         copy(boot, shared, local, manifest, ranks)
         deep_verify(local, manifest.name)
         assert ranks_held(local.path(manifest.name)) == {*ranks}
