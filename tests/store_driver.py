@@ -86,12 +86,12 @@ def tell_phases(descriptor: int, stop_at: str) -> None:
     def wrap(phase: str, name: str, module: ModuleType = publish) -> None:
         function: Callable[..., Any] = getattr(module, name)
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **more: Any) -> Any:
             nonlocal published
             # After the rename one call is left, on the root; earlier ones are inside other phases.
             if phase != "published" or published:
                 tell(phase)
-            result = function(*arguments)
+            result = function(*arguments, **more)
             published = published or phase == "rename"
             return result
 
