@@ -64,9 +64,9 @@ def _unbuilt(resolution: Resolution, source: SourceView) -> Obstacle | None:
     if resolution.unverified:
         text = f"the words cannot be rewritten safely: {resolution.unverified}"
         return Obstacle("engine.words", text)
-    if resolution.nnodes > 1:
-        text = f"{resolution.nnodes} nodes: checkpoints over several nodes are not built yet"
-        return Obstacle("layout.multinode", text)
+    if not resolution.ranks:
+        why = resolution.unplaced or "vLLM does not tell which ranks are on which"
+        return Obstacle("layout.multinode", f"{resolution.nnodes} nodes: {why}")
     if resolution.key.dp > 1:
         # Dense replicas hold equal state, so their key says dp 1.
         text = f"{resolution.key.dp} replicas share the experts: file names know no replica"

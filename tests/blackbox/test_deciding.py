@@ -65,6 +65,7 @@ def test_a_publish_that_fails_is_said_and_costs_nothing_else(house: House) -> No
         (["--load-format", "dummy"], "load-format.user"),
         (["--model-loader-extra-config", "{}"], "load-format.user"),
         (["--nnodes", "2"], "layout.multinode"),
+        (["--nnodes", "8"], "layout.multinode"),
         (["--no-such-option"], "engine.rejected"),
     ],
 )

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from serving import free_port
 
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import DamagedError
@@ -24,9 +25,9 @@ LONG, SHORT = 60.0, 0.3
 class Worker:
     """A process with a rank, told by lines when to come."""
 
-    def __init__(self, rank: int, world: int, file: Path) -> None:
+    def __init__(self, rank: int, world: int, port: int) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(CHILD), str(rank), str(world), str(file)],
+            [sys.executable, str(CHILD), str(rank), str(world), str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -43,9 +44,9 @@ class Worker:
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    file = tmp_path_factory.mktemp("meeting") / "store"
-    made = [Worker(rank, 2, file) for rank in range(2)]
+def workers() -> Iterator[list[Worker]]:
+    port = free_port()
+    made = [Worker(rank, 2, port) for rank in range(2)]
     yield made
     for worker in made:
         worker.process.communicate()
@@ -88,12 +89,15 @@ def test_where_another_node_loads_no_checkpoint_this_one_does_not_either(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("vllm.config")
+    import torch
     from vllm.config.load import LoadConfig
 
     from entrypoint.vllm_plugin import compat
     from entrypoint.vllm_plugin.load_format import ShardbootLoader
 
     monkeypatch.setattr(compat, "all_come", lambda _: False)
+    # As vLLM's workers have it on a CPU.
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     monkeypatch.setattr(compat, "tp_pp_rank", lambda: (8, 1, 4))
     settings = {"manifest": "x", "boot": "b", "state": str(tmp_path)}
     loader = ShardbootLoader(LoadConfig(model_loader_extra_config=settings))

@@ -119,6 +119,7 @@ def test_replicas_of_a_dense_model_share_a_key(answers: Any) -> None:
 def test_a_headless_node_knows_its_place(answers: Any) -> None:
     layout = answers["node"]["layout"]
     assert (layout["nnodes"], layout["node_rank"], layout["world"]) == (2, 1, 2)
+    assert (layout["ranks"], layout["unplaced"]) == ([1], "")
     assert layout["headless"]
 
 
