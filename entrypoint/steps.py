@@ -307,6 +307,9 @@ def prove_here(boot: Boot, assessment: Assessment) -> Manifest:
     name = local.manifest.name if isinstance(local, Complete) else local.name
     store = assessment.local_store
     manifest = find_by_name(store, name)
+    if set(manifest.layout.ranks) - set(held := store.ranks(manifest)):
+        msg = f"{name}: the local store has {manifest.layout.in_words(held)} only"
+        raise NotFoundError(msg, hint="a proof loads all: `shardboot pull` them first")
     with store.stage(name) as work:
         bench = prover.Bench(
             engine=assessment.engine,

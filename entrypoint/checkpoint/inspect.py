@@ -74,7 +74,7 @@ def ranks_held(directory: Path) -> set[int] | None:
     except (OSError, ValueError, RecursionError):
         return set()
     ranks = document.get("ranks") if isinstance(document, dict) else None
-    return {r for r in ranks if isinstance(r, int)} if isinstance(ranks, list) else set()
+    return {r for r in ranks if type(r) is int} if isinstance(ranks, list) else set()
 
 
 def ranks_in(directory: Path, manifest: Manifest) -> Collection[int]:

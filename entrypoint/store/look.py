@@ -20,7 +20,7 @@ from entrypoint.checkpoint.finding import (
 from entrypoint.checkpoint.inspect import Stamp, decode_named, examine, ranks_in
 from entrypoint.checkpoint.key import Difference, Key, differences
 from entrypoint.checkpoint.layout import generation_of, name_words
-from entrypoint.checkpoint.manifest import MANIFEST, SCHEMA, Manifest
+from entrypoint.checkpoint.manifest import HAVE, MANIFEST, SCHEMA, Manifest
 from entrypoint.errors import ManifestError, NotFoundError, SchemaError, StoreError
 from entrypoint.state.memory import Memory
 from entrypoint.state.rejections import Rejection
@@ -143,20 +143,32 @@ def check(
     known = known if isinstance(known, dict) and "stamps" in known else {}
     stamps = _stamps_from(cast("dict[str, Json]", known.get("stamps", {})))
     held = ranks_in(directory, manifest)
+    if not held:
+        return Damaged(manifest.name, (f"{HAVE}: names no rank",))
     try:
         found = examine(directory, manifest, held, stamps)
     except OSError as error:
         return Unreachable(str(error))
     if found.discrepancies:
         return Damaged(manifest.name, found.discrepancies)
+    wrong = tuple(cast("list[str]", known.get("wrong", [])))
     if found.stamps != stamps:
-        _remember(directory, manifest, found.stamps, (), memory)
-    elif known.get("wrong"):
-        return Damaged(manifest.name, tuple(cast("list[str]", known["wrong"])))
+        wrong = _still_wrong(wrong, stamps, found.stamps)
+        _remember(directory, manifest, found.stamps, wrong, memory)
+    if wrong:
+        return Damaged(manifest.name, wrong)
     if missing := set(ranks) - set(held):
         has, lacks = (manifest.layout.in_words(some) for some in (held, missing))
         return Absent(f"{manifest.name} holds {has}, and lacks {lacks}")
     return Complete.of(manifest, str(directory), held)
+
+
+def _still_wrong(
+    wrong: tuple[str, ...], before: Mapping[str, Stamp], now: Mapping[str, Stamp]
+) -> tuple[str, ...]:
+    """Return what is wrong with files that are what they were: a link of one moves its ctime."""
+    same = [f"{path}:" for path, stamp in now.items() if before.get(path, ())[:3] == stamp[:3]]
+    return tuple(text for text in wrong if text.startswith(tuple(same)))
 
 
 def remember_look(

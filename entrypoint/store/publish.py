@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from entrypoint.checkpoint.digest import Json, canonical
 from entrypoint.checkpoint.foreign import read_bounded
-from entrypoint.checkpoint.inspect import ranks_held
+from entrypoint.checkpoint.inspect import ranks_held, ranks_in
 from entrypoint.checkpoint.layout import generation_of, with_generation
 from entrypoint.checkpoint.manifest import (
     HAVE,
@@ -134,10 +134,10 @@ def _claim(
         else:
             _write(staged, MANIFEST, encoded, file_mode)
         if standing == "damaged":
-            # Last, and not made durable by itself: who opens files by their paths there, as
-            # another node's rank while it loads, finds none between these two renames.
-            _take_away(root, candidate.name, dir_mode)
-        if _rename(staged, target):
+            published = _replace(root, staged, target, dir_mode)
+        else:
+            published = _rename(staged, target)
+        if published:
             tree.sync_directory(root)
             return "committed"
     raise StagingError(f"{target}: the name is taken and given up again without end")
@@ -157,25 +157,66 @@ def _adopt(target: Path, staged: Path, candidate: Manifest, held: set[int]) -> s
     Two servers on one node may hold different ranks, and must not throw out each other's. The
     manifest is linked as well: it is the same file then, and the locks on it still count.
     """
-    theirs = ranks_held(target)
-    more = set(candidate.layout.ranks if theirs is None else theirs) - held
+    more = set(ranks_in(target, candidate)) - held
     entries = candidate.files_for(more)
     if not more or not is_whole(target, entries, more):
         return set()
     ours = {entry.path for entry in candidate.files_for(held)}
+    theirs = [entry.path for entry in entries if entry.path not in ours]
+    (staged / MANIFEST).unlink(missing_ok=True)
     try:
-        for entry in entries:
-            if entry.path not in ours:
-                os.link(target / entry.path, staged / entry.path, follow_symlinks=False)
-        (staged / MANIFEST).unlink(missing_ok=True)
-        os.link(target / MANIFEST, staged / MANIFEST, follow_symlinks=False)
+        # Opened once: another save may take the name meanwhile, and has other bytes.
+        directory = os.open(target, tree.DIRECTORY)
+        try:
+            for path in (MANIFEST, *theirs):
+                os.link(path, staged / path, src_dir_fd=directory, follow_symlinks=False)
+        finally:
+            os.close(directory)
+        is_same = _manifest_bytes(staged) == candidate.encode()
     except OSError:
-        # No links on this file system, or a race lost: ours alone is complete for its ranks.
-        for entry in entries:
-            if entry.path not in ours:
-                (staged / entry.path).unlink(missing_ok=True)
-        return set()
-    return more
+        is_same = False
+    if is_same:
+        # What was just made is young, whenever its manifest was written.
+        with contextlib.suppress(OSError):
+            os.utime(staged / MANIFEST)
+        return more
+    # No links on this file system, or a race lost: ours alone is complete for its ranks.
+    for path in (MANIFEST, *theirs):
+        (staged / path).unlink(missing_ok=True)
+    return set()
+
+
+def _replace(root: Path, staged: Path, target: Path, dir_mode: int) -> bool:
+    """Put `staged` where `target` is, which goes to the trash; False when others were faster.
+
+    In one step where the file system can. Else who opens files by their paths, as another node's
+    rank while it loads, finds none between two renames, and a kill there leaves it in the trash.
+    Raises: OSError.
+    """
+    from entrypoint.store import writeback  # noqa: PLC0415 - ctypes, and most names are free
+
+    unique = f"{target.name[:200]}.{os.urandom(4).hex()}"
+    try:
+        writeback.exchange(staged, target)
+    except OSError:
+        return _replace_in_two(root, staged, target, unique, dir_mode)
+    # What had the name lies where we built. If it cannot be moved, it is removed as staging is.
+    with contextlib.suppress(OSError):
+        discard(root, staged, unique, dir_mode)
+    return True
+
+
+def _replace_in_two(root: Path, staged: Path, target: Path, unique: str, dir_mode: int) -> bool:
+    try:
+        discard(root, target, unique, dir_mode)
+    except FileNotFoundError:
+        return _rename(staged, target)
+    try:
+        return _rename(staged, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            (root / TRASH / unique).rename(target)
+        raise
 
 
 def _rename(staged: Path, target: Path) -> bool:
@@ -231,15 +272,9 @@ def retire(root: Path, name: str, dir_mode: int = tree.DIR_MODE) -> None:
 
     Nothing happens if somebody else was faster. Raises: OSError.
     """
-    if _take_away(root, name, dir_mode):
-        tree.sync_directory(root)
-
-
-def _take_away(root: Path, name: str, dir_mode: int) -> bool:
     with contextlib.suppress(FileNotFoundError):
         discard(root, root / name, f"{name[:200]}.{os.urandom(4).hex()}", dir_mode)
-        return True
-    return False
+        tree.sync_directory(root)
 
 
 def discard(root: Path, path: Path, unique: str, dir_mode: int) -> None:

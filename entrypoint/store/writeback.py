@@ -16,6 +16,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _KEEP_SIZE = 1
 """FALLOC_FL_KEEP_SIZE: a file that a kill cut short shall be as long as what was written."""
 
+_AT_FDCWD = -100
+_EXCHANGE = 2
+
 _WRITE = 2
 """SYNC_FILE_RANGE_WRITE: begin to write dirty pages out, without waiting."""
 
@@ -38,6 +41,17 @@ def start(descriptor: int, offset: int, count: int) -> None:
     _LIBRARY.sync_file_range(
         descriptor, ctypes.c_int64(offset), ctypes.c_int64(count), ctypes.c_uint(_WRITE)
     )
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Let two paths of one file system change places in one step. Raises: OSError.
+
+    Not every file system can (EINVAL): see RENAME_EXCHANGE in renameat2(2).
+    """
+    here, words = ctypes.c_int(_AT_FDCWD), (os.fsencode(one), os.fsencode(other))
+    if _LIBRARY.renameat2(here, words[0], here, words[1], ctypes.c_uint(_EXCHANGE)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(other))
 
 
 def settle(directory: Path) -> None:

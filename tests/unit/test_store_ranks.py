@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import signal
 from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,18 +18,25 @@ from store_contract import deep_verify, left_over
 
 from entrypoint import steps
 from entrypoint.assess import Assessment, Boot, rejections_by
-from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Finding, Foreign
+from entrypoint.checkpoint.finding import (
+    Absent,
+    Complete,
+    Damaged,
+    Finding,
+    Foreign,
+    Rejected,
+)
 from entrypoint.checkpoint.inspect import ranks_held
 from entrypoint.checkpoint.manifest import HAVE, Manifest
 from entrypoint.config import resolve
-from entrypoint.errors import NotFoundError, StoreError
+from entrypoint.errors import Interrupted, NotFoundError, StoreError
 from entrypoint.log import Log
 from entrypoint.plan import Action, Situation
 from entrypoint.state.memory import Memory
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.reporter import Reporter
 from entrypoint.state.status import Address
-from entrypoint.store import lock, transfer
+from entrypoint.store import lock, publish, transfer, writeback
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import Wanted, look, remember_look
 
@@ -74,7 +83,7 @@ def assessed(
     shared: DirectoryStore, local: DirectoryStore, ranks: Collection[int], here: Finding
 ) -> Assessment:
     found = SimpleNamespace(
-        resolution=SimpleNamespace(ranks=tuple(ranks)),
+        resolution=SimpleNamespace(ranks=tuple(ranks), nnodes=1),
         local_store=local,
         shared_store=shared,
         situation=Situation(local=here, shared=Absent()),
@@ -142,12 +151,14 @@ def test_one_of_other_ranks_comes_nearer_than_a_foreign_one(
 
 
 @pytest.mark.parametrize("said", [b"{}", b"[]", b"\xff", b'{"ranks": "all"}', b'{"ranks": [9]}'])
-def test_what_have_json_does_not_say_is_not_there(
+def test_a_have_json_that_names_no_rank_is_damage(
     local: DirectoryStore, tmp_path: Path, said: bytes
 ) -> None:
     manifest = make_checkpoint(local.root, ranks=[0])
     (local.path(manifest.name) / HAVE).write_bytes(said)
-    assert isinstance(find(local, manifest, [0], tmp_path / "state"), Absent)
+    assert find(local, manifest, [0], tmp_path / "state") == Damaged(
+        manifest.name, (f"{HAVE}: names no rank",)
+    )
 
 
 def test_a_node_that_needs_other_ranks_completes_the_same_checkpoint(
@@ -176,13 +187,46 @@ def test_what_a_server_reads_stays_the_same_files_under_the_same_locks(
     copy(boot, shared, local, manifest, [1])
     for name, before in mine.items():
         now = (directory / name).stat()
-        assert (now.st_ino, now.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+        assert now.st_ino == before.st_ino
+        # What was completed now is young to gc, whenever it was saved.
+        assert (now.st_mtime_ns > before.st_mtime_ns) is (name == "manifest.json")
     assert not lock.is_free(directory)
     os.close(held)
     assert lock.is_free(directory)
 
 
-def test_while_it_is_completed_its_name_is_free_for_two_renames_only(
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_while_it_is_completed_its_name_is_never_free_where_the_file_system_can(
+    boot: Boot,
+    shared: Counting,
+    local: DirectoryStore,
+    manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+    can_exchange: bool,
+) -> None:
+    """And elsewhere for the time between two renames."""
+    copy(boot, shared, local, manifest, [0])
+    missing: list[bool] = []
+    real = publish.discard
+
+    def look_and_discard(*words: Any) -> None:
+        real(*words)
+        missing.append(not local.path(manifest.name).exists())
+
+    monkeypatch.setattr(publish, "discard", look_and_discard)
+    if not can_exchange:
+        monkeypatch.setattr(writeback, "exchange", refuse)
+    copy(boot, shared, local, manifest, [1])
+    assert missing == [not can_exchange]
+    deep_verify(local, manifest.name)
+    assert ranks_held(local.path(manifest.name)) == {0, 1}
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.EINVAL, "Invalid argument")
+
+
+def test_a_signal_between_the_two_renames_puts_back_what_was_there(
     boot: Boot,
     shared: Counting,
     local: DirectoryStore,
@@ -190,17 +234,16 @@ def test_while_it_is_completed_its_name_is_free_for_two_renames_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     copy(boot, shared, local, manifest, [0])
-    missing: list[int] = []
-    real = os.fsync
 
-    def look_and_sync(descriptor: int) -> None:
-        missing.append(not local.path(manifest.name).exists())
-        real(descriptor)
+    def stop(*_: object) -> bool:
+        raise Interrupted(signal.SIGTERM)
 
-    monkeypatch.setattr(os, "fsync", look_and_sync)
-    copy(boot, shared, local, manifest, [1])
-    assert missing
-    assert not any(missing)
+    monkeypatch.setattr(writeback, "exchange", refuse)
+    monkeypatch.setattr(publish, "_rename", stop)
+    with pytest.raises(Interrupted):
+        copy(boot, shared, local, manifest, [1])
+    deep_verify(local, manifest.name)
+    assert ranks_held(local.path(manifest.name)) == {0}
 
 
 def test_a_damaged_file_of_another_rank_is_damage_and_not_taken_over(
@@ -219,6 +262,17 @@ def test_a_damaged_file_of_another_rank_is_damage_and_not_taken_over(
     copy(boot, shared, local, manifest, [1], found)
     deep_verify(local, manifest.name)
     assert ranks_held(local.path(manifest.name)) == {1}
+
+
+def test_damage_is_not_forgotten_when_another_node_links_the_file(
+    boot: Boot, shared: Counting, local: DirectoryStore, manifest: Manifest, tmp_path: Path
+) -> None:
+    copy(boot, shared, local, manifest, [0])
+    wrong = ("model-rank-0-part-0.safetensors: BLAKE3 is not the one in the manifest",)
+    remember_look(local.path(manifest.name), manifest, wrong, Memory(tmp_path / "state"))
+    # Another state directory knows nothing of it.
+    copy(boot, shared, local, manifest, [1])
+    assert find(local, manifest, [0], tmp_path / "state") == Damaged(manifest.name, wrong)
 
 
 def interrupt(local: DirectoryStore, manifest: Manifest, ranks: Collection[int]) -> None:
@@ -285,6 +339,16 @@ def test_a_push_of_some_ranks_is_refused_in_one_line(
     with pytest.raises(NotFoundError, match=r"the local store has ranks 2-3 of 4 only, and a push"):
         steps.push(boot, assessed(far, local, [2, 3], Absent()), manifest)
     assert os.listdir(far.root) == []
+
+
+def test_a_proof_of_some_ranks_is_refused_and_rejects_nothing(
+    boot: Boot, shared: Counting, local: DirectoryStore, manifest: Manifest
+) -> None:
+    copy(boot, shared, local, manifest, [2, 3])
+    unproved = Rejected(manifest.name, "unproved", "never proved")
+    with pytest.raises(NotFoundError, match=r"the local store has ranks 2-3 of 4 only"):
+        steps.prove_here(boot, assessed(shared, local, range(4), unproved))
+    assert not (boot.settings.state_dir / "rejections").exists()
 
 
 def test_without_links_the_last_node_that_came_has_its_ranks(
