@@ -246,6 +246,13 @@ def test_a_signal_between_the_two_renames_puts_back_what_was_there(
     assert ranks_held(local.path(manifest.name)) == {0}
 
 
+def damage_is_known(local: DirectoryStore, manifest: Manifest, state: Path) -> tuple[str, ...]:
+    """Let a deep look have found rank 0's file damaged, and return its words."""
+    wrong = ("model-rank-0-part-0.safetensors: BLAKE3 is not the one in the manifest",)
+    remember_look(local.path(manifest.name), manifest, wrong, Memory(state))
+    return wrong
+
+
 def test_a_damaged_file_of_another_rank_is_damage_and_not_taken_over(
     boot: Boot, shared: Counting, local: DirectoryStore, manifest: Manifest, tmp_path: Path
 ) -> None:
@@ -255,8 +262,7 @@ def test_a_damaged_file_of_another_rank_is_damage_and_not_taken_over(
     with rotten.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x00" if rotten.read_bytes()[-1] else b"\x01")
-    wrong = (f"{rotten.name}: BLAKE3 is not the one in the manifest",)
-    remember_look(local.path(manifest.name), manifest, wrong, Memory(tmp_path / "state"))
+    wrong = damage_is_known(local, manifest, tmp_path / "state")
     found = find(local, manifest, [1], tmp_path / "state")
     assert found == Damaged(manifest.name, wrong)
     copy(boot, shared, local, manifest, [1], found)
@@ -268,8 +274,7 @@ def test_damage_is_not_forgotten_when_another_node_links_the_file(
     boot: Boot, shared: Counting, local: DirectoryStore, manifest: Manifest, tmp_path: Path
 ) -> None:
     copy(boot, shared, local, manifest, [0])
-    wrong = ("model-rank-0-part-0.safetensors: BLAKE3 is not the one in the manifest",)
-    remember_look(local.path(manifest.name), manifest, wrong, Memory(tmp_path / "state"))
+    wrong = damage_is_known(local, manifest, tmp_path / "state")
     # Another state directory knows nothing of it.
     copy(boot, shared, local, manifest, [1])
     assert find(local, manifest, [0], tmp_path / "state") == Damaged(manifest.name, wrong)

@@ -4,7 +4,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +45,17 @@ def manifest(shared: DirectoryStore) -> Manifest:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "_PATIENCE_SECONDS", 0.01)
+
+
+@pytest.fixture
+def thawed() -> Iterator[threading.Event]:
+    """What frozen threads wait for; none outlives its test."""
+    event = threading.Event()
+    yield event
+    event.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("copy-"):
+            thread.join()
 
 
 def pull(
@@ -248,9 +259,9 @@ def test_a_read_that_hangs_does_not_keep_the_caller(
     local: DirectoryStore,
     manifest: Manifest,
     monkeypatch: pytest.MonkeyPatch,
+    thawed: threading.Event,
 ) -> None:
     monkeypatch.setattr(transfer, "THREADS", 2)
-    thawed = threading.Event()
     real = os.preadv
     first = threading.Lock()
 
@@ -262,16 +273,10 @@ def test_a_read_that_hangs_does_not_keep_the_caller(
 
     monkeypatch.setattr(os, "preadv", frozen)
     started = time.monotonic()
-    try:
-        with pytest.raises(StoreError, match="another thread's error"):
-            pull(shared, local, manifest)
-        assert time.monotonic() - started < 2
-        assert local.names() == []
-    finally:
-        thawed.set()
-        for thread in threading.enumerate():
-            if thread.name.startswith("copy-"):
-                thread.join()
+    with pytest.raises(StoreError, match="another thread's error"):
+        pull(shared, local, manifest)
+    assert time.monotonic() - started < 2
+    assert local.names() == []
 
 
 def test_a_source_that_falls_silent_is_given_up(
@@ -279,10 +284,10 @@ def test_a_source_that_falls_silent_is_given_up(
     local: DirectoryStore,
     manifest: Manifest,
     monkeypatch: pytest.MonkeyPatch,
+    thawed: threading.Event,
 ) -> None:
     monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.2)
     monkeypatch.setattr(pieces, "PIECE_BYTES", 64)
-    thawed = threading.Event()
     real = os.preadv
 
     def freezing(descriptor: int, buffers: list[memoryview], offset: int) -> int:
@@ -292,17 +297,11 @@ def test_a_source_that_falls_silent_is_given_up(
 
     monkeypatch.setattr(os, "preadv", freezing)
     started = time.monotonic()
-    try:
-        with pytest.raises(StoreError, match=f"no byte of {manifest.name} came for") as caught:
-            pull(shared, local, manifest)
-        assert time.monotonic() - started < 5
-        assert str(shared.root) in str(caught.value)
-        assert local.names() == []
-    finally:
-        thawed.set()
-        for thread in threading.enumerate():
-            if thread.name.startswith("copy-"):
-                thread.join()
+    with pytest.raises(StoreError, match=f"no byte of {manifest.name} came for") as caught:
+        pull(shared, local, manifest)
+    assert time.monotonic() - started < 5
+    assert str(shared.root) in str(caught.value)
+    assert local.names() == []
 
 
 def test_a_disk_that_is_slow_to_write_is_no_silence_of_the_source(
@@ -331,9 +330,9 @@ def test_a_disk_that_takes_nothing_for_long_ends_the_copy(
     local: DirectoryStore,
     manifest: Manifest,
     monkeypatch: pytest.MonkeyPatch,
+    thawed: threading.Event,
 ) -> None:
     monkeypatch.setattr(transfer, "STALL_SECONDS", 0.2)
-    thawed = threading.Event()
     real = os.fsync
 
     def frozen(descriptor: int) -> None:
@@ -341,14 +340,8 @@ def test_a_disk_that_takes_nothing_for_long_ends_the_copy(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", frozen)
-    try:
-        with pytest.raises(StoreError, match="no byte was read or written for"):
-            pull(shared, local, manifest)
-    finally:
-        thawed.set()
-        for thread in threading.enumerate():
-            if thread.name.startswith("copy-"):
-                thread.join()
+    with pytest.raises(StoreError, match="no byte was read or written for"):
+        pull(shared, local, manifest)
 
 
 def test_progress_is_told_in_the_callers_thread_and_adds_up(
