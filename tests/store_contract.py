@@ -331,9 +331,9 @@ class ObjectContract(StoreContract):
     def spoil(self, store: ObjectStore, name: str, path: str, data: bytes | None) -> None:
         key = f"{store.find(name).published.files}/{path}"
         if data is None:
-            store.moves.delete(key)
+            store.writes.delete(key)
         else:
-            store.moves.put(key, data)
+            store.writes.put(key, data)
 
     def left_over(self, store: ObjectStore) -> list[str]:
         return unnamed(store)

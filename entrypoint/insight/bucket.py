@@ -129,7 +129,7 @@ class Examination:
         """Have each worker put objects until the time is over, or it has put so many."""
 
         def work(number: int, begin: Callable[[], None]) -> int:
-            data, client = os.urandom(size), self.store.moves
+            data, client = os.urandom(size), self.store.writes
             begin()
             with asking(self.store.where):
                 return pace.each(
@@ -152,7 +152,7 @@ class Examination:
         return together(count, work)
 
     def _get(self, path: str) -> None:
-        self.store.moves.get(path).bytes()
+        self.store.reads.get(path).bytes()
 
     def _head(self, path: str) -> None:
         self.store.asks.head(path)

@@ -40,6 +40,11 @@ class CheckpointStore(Protocol):
         """The store as messages name it."""
         ...
 
+    @property
+    def streams(self) -> int:
+        """So many files are best read at a time."""
+        ...
+
     def locate(self, name: str) -> str:
         """Return where a checkpoint lies, as messages and plans name it."""
         ...

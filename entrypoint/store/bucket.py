@@ -60,8 +60,11 @@ class Patience(NamedTuple):
 ASKING: Final = Patience(connecting=3, silence=5, request=10, tries=4, trying=5)
 """For small questions, which a boot waits for."""
 
-MOVING: Final = Patience(connecting=5, silence=20, request=120, tries=10, trying=60)
+WRITING: Final = Patience(connecting=5, silence=20, request=120, tries=10, trying=60)
 """For the bytes of checkpoints; 503 and "slow down" are waited out."""
+
+READING: Final = WRITING._replace(request=600)
+"""The same; an answer that comes slowly, as over a line that many share, is no failure."""
 
 
 def parse(scheme: str, rest: str) -> Bucket:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Unreachable
 from entrypoint.checkpoint.foreign import read_bounded
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from entrypoint.store.staging import Staging
 
 
+STREAMS: Final = 4
+
+
 class DirectoryStore:
     """The checkpoints below `root`. Reading changes nothing in it."""
 
@@ -38,6 +41,11 @@ class DirectoryStore:
     def where(self) -> str:
         """The store as messages name it."""
         return str(self.root)
+
+    @property
+    def streams(self) -> int:
+        """So many files are best read at a time."""
+        return STREAMS
 
     def names(self) -> list[str]:
         """Return all published names, newest manifest first.

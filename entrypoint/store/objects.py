@@ -20,7 +20,7 @@ from entrypoint.checkpoint.manifest import MAX_FILES, FileEntry, Manifest, check
 from entrypoint.errors import DamagedError, ManifestError, NotFoundError, StoreError
 from entrypoint.state.memory import Memory
 from entrypoint.store import published
-from entrypoint.store.bucket import ASKING, MOVING, Patience, asking
+from entrypoint.store.bucket import ASKING, READING, WRITING, Patience, asking
 from entrypoint.store.published import Published
 
 if TYPE_CHECKING:
@@ -35,9 +35,15 @@ PUBLISHED: Final = ".published"
 LISTING_SECONDS: Final = 30.0
 """Time for a hundred thousand objects, of which there are a thousand in an answer."""
 
-RANGE_BYTES: Final = 3 * 1024 * 1024
-RANGES: Final = 4
-"""One file is read in so many ranges at a time, and several files are: see `transfer.THREADS`."""
+STREAMS: Final = 16
+"""So many files are read at a time; S3 gives each connection about 90 MB/s (AWS's own guide)."""
+
+REQUEST_BYTES: Final = 32 * 1024 * 1024
+"""One request asks for so much, and its answer is taken as it comes. Measured over JuiceFS's
+gateway, 1 GB on 2 cores: 1.8 s, where four ranges of 3 MB at a time took 2.5 s."""
+
+CHUNK_BYTES: Final = 1024 * 1024
+"""A stream's bytes are handed on in pieces no smaller."""
 
 
 class Found(NamedTuple):
@@ -69,14 +75,24 @@ class ObjectStore:
         return self._connect(ASKING)
 
     @cached_property
-    def moves(self) -> Client:
-        """The client for the bytes of checkpoints."""
-        return self._connect(MOVING)
+    def reads(self) -> Client:
+        """The client for the bytes of checkpoints, as they come."""
+        return self._connect(READING)
+
+    @cached_property
+    def writes(self) -> Client:
+        """The client for the bytes of checkpoints, on their way there."""
+        return self._connect(WRITING)
 
     @property
     def where(self) -> str:
         """The store as messages name it."""
         return self._where
+
+    @property
+    def streams(self) -> int:
+        """So many files are best read at a time."""
+        return STREAMS
 
     def locate(self, name: str) -> str:
         """Return where a checkpoint lies, for messages and plans."""
@@ -163,7 +179,7 @@ class ObjectStore:
         )
 
     def read(self, name: str, entry: FileEntry, start: int = 0) -> Generator[memoryview]:
-        """Yield the bytes of one file from `start`, in order, several ranges of it at a time.
+        """Yield the bytes of one file from `start`, in order, as they come.
 
         Raises: NotFoundError; StoreError; DamagedError when it has another size; ManifestError
         for a path that leaves the checkpoint.
@@ -176,18 +192,16 @@ class ObjectStore:
             raise NotFoundError(f"{where}: not there")
         if size != entry.size:
             raise DamagedError(f"{where}: expected {entry.size} bytes, found {size}")
-        for offset in range(start, size, RANGES * RANGE_BYTES):
-            end = min(size, offset + RANGES * RANGE_BYTES)
-            starts = range(offset, end, RANGE_BYTES)
-            ends = [min(end, begin + RANGE_BYTES) for begin in starts]
+        offset = start
+        while offset < size:
+            asked = (offset, min(size, offset + REQUEST_BYTES))
             with asking(where):
-                pieces = self.moves.get_ranges(
-                    f"{files}/{entry.path}", starts=starts, ends=ends, coalesce=0
-                )
-            for begin, stop, piece in zip(starts, ends, pieces, strict=True):
-                if len(piece) != stop - begin:
-                    raise StoreError(f"{where}: ends after {begin + len(piece)} bytes")
-                yield memoryview(piece)
+                answer = self.reads.get(f"{files}/{entry.path}", options={"range": asked})
+                for piece in answer.stream(min_chunk_size=CHUNK_BYTES):
+                    offset += len(piece)
+                    yield memoryview(piece)
+            if offset != asked[1]:
+                raise StoreError(f"{where}: expected {asked[1]} bytes, found {offset}")
 
     def _where_files_lie(self, name: str) -> str:
         return self._files.get(name) or self.find(name).published.files

@@ -25,9 +25,6 @@ from entrypoint.checkpoint.manifest import FileEntry, Manifest
 from entrypoint.errors import DamagedError, NotFoundError, StoreError
 from entrypoint.store.base import CheckpointStaging, CheckpointStore
 
-THREADS = 4
-"""Four files at a time, each in bounded pieces: memory does not grow with the checkpoint."""
-
 SILENCE_SECONDS: Final = 120.0
 """How long no byte may come. Longer than an NFS server that came back keeps its clients waiting
 (90 s), and than the client of object stores tries again (80 s)."""
@@ -85,7 +82,8 @@ def copy(
     largest_first = sorted(entries, key=lambda entry: entry.size, reverse=True)
     total = sum(entry.size for entry in largest_first)
     work = _Work(source, name, staging, deque(largest_first), missing=total)
-    work.busy = min(THREADS, len(largest_first))
+    # Each in bounded pieces: memory does not grow with the checkpoint.
+    work.busy = min(source.streams, len(largest_first))
     # Daemons: one that hangs in a dead mount must not keep the process.
     threads = [
         threading.Thread(target=_run, args=(work,), name=f"copy-{manifest.name}", daemon=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PART_BYTES: Final = 8 * 1024 * 1024
 PARTS_AT_ONCE: Final = 2
-"""Of one file; several files are written at a time, see `transfer.THREADS`."""
+"""Of one file; as many files are written at a time as the source is read in `streams`."""
 
 _MOST_PARTS = 9000
 """S3 takes 10000."""
@@ -100,7 +100,7 @@ class Upload:
         where = f"{self.store.where}: {self.files}/{entry.path}"
         with asking(where):
             writer = open_writer(
-                self.store.moves,
+                self.store.writes,
                 f"{self.files}/{entry.path}",
                 buffer_size=max(PART_BYTES, -(-entry.size // _MOST_PARTS)),
                 max_concurrency=PARTS_AT_ONCE,

@@ -12,7 +12,7 @@ import pytest
 from obstore.exceptions import GenericError
 
 from entrypoint.errors import ConfigError, NotFoundError, StoreError
-from entrypoint.store import bucket
+from entrypoint.store import bucket, transfer
 from entrypoint.store.base import open_store
 from entrypoint.store.bucket import ASKING, Bucket, asking, connect, parse, reason_of
 
@@ -214,6 +214,6 @@ def test_a_missing_object_is_not_found_and_a_missing_bucket_is_no_store(
 
 
 def test_patience_has_an_end() -> None:
-    for patience in (bucket.ASKING, bucket.MOVING):
-        assert patience.trying + patience.request < 300
+    for patience in (bucket.ASKING, bucket.READING, bucket.WRITING):
+        assert patience.trying + patience.request < transfer.STALL_SECONDS
     assert bucket.ASKING.trying + bucket.ASKING.silence <= 10

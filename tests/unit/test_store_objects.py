@@ -75,10 +75,11 @@ class TestInMemory(ObjectContract):
         return over(asked)
 
 
-def test_files_of_many_parts_and_ranges_come_back_as_they_went(
+def test_files_of_many_parts_and_requests_come_back_as_they_went(
     store: ObjectStore, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects, "RANGE_BYTES", 700)
+    monkeypatch.setattr(objects, "REQUEST_BYTES", 700)
+    monkeypatch.setattr(objects, "CHUNK_BYTES", 100)
     monkeypatch.setattr(upload, "PART_BYTES", 1000)
     monkeypatch.setattr("entrypoint.store.pieces.PIECE_BYTES", 300)
     manifest = made.checkpoint(tensors=[("weight", "U8", (50_000,), 50_000)])
@@ -275,7 +276,7 @@ def test_only_what_a_dead_push_left_is_swept_and_only_when_it_is_old(
     push(made, manifest, store)
     dead = f"{manifest.name}/{NOTHING}"
     for path in (f"{dead}/index.json", "other/data.bin", f"{manifest.name}/mine/notes.txt"):
-        store.moves.put(path, b"1")
+        store.writes.put(path, b"1")
     assert leftovers(store, 3600) == []
     assert leftovers(store, -1) == [dead]
     assert sweep(store, -1) == [dead]
@@ -285,7 +286,7 @@ def test_only_what_a_dead_push_left_is_swept_and_only_when_it_is_old(
 
 
 def test_nothing_is_swept_while_a_name_does_not_say_where_its_files_lie(store: ObjectStore) -> None:
-    store.moves.put(f"tiny/{NOTHING}/index.json", b"1")
+    store.writes.put(f"tiny/{NOTHING}/index.json", b"1")
     store.asks.put(f"{PUBLISHED}/tiny", b"not ours")
     with pytest.raises(ManifestError):
         sweep(store, -1)

@@ -23,14 +23,14 @@ from entrypoint.errors import (
     SpaceError,
     StoreError,
 )
-from entrypoint.store import publish, transfer
+from entrypoint.store import directory, publish, transfer
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.staging import NOTE
 from entrypoint.store.sweep import abandoned, sweep
 
 BIG: tuple[Tensor, ...] = tuple((f"layers.{n}.weight", "U8", (1 << 20,), 1 << 20) for n in range(6))
 MOST = 9 << 20
-IN_FLIGHT = transfer.THREADS * (1 << 17)
+IN_FLIGHT = directory.STREAMS * (1 << 17)
 """What the threads may have read and not yet written, or written and not yet counted."""
 
 

@@ -21,7 +21,7 @@ from entrypoint.errors import (
     StagingError,
     StoreError,
 )
-from entrypoint.store import pieces, transfer, writeback
+from entrypoint.store import directory, pieces, transfer, writeback
 from entrypoint.store.directory import DirectoryStore
 
 
@@ -98,7 +98,7 @@ def test_an_error_that_passes_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
     number: int,
 ) -> None:
-    monkeypatch.setattr(transfer, "THREADS", 1)
+    monkeypatch.setattr(directory, "STREAMS", 1)
     monkeypatch.setattr(os, "preadv", failing(3, number))
     pull(shared, local, manifest)
     deep_verify(local, manifest.name)
@@ -131,7 +131,7 @@ def test_an_open_that_fails_for_a_moment_is_tried_again(
     kind: type[ShardbootError],
     number: int,
 ) -> None:
-    monkeypatch.setattr(transfer, "THREADS", 1)
+    monkeypatch.setattr(directory, "STREAMS", 1)
     real = DirectoryStore.open
     left = [2]
 
@@ -261,7 +261,7 @@ def test_a_read_that_hangs_does_not_keep_the_caller(
     monkeypatch: pytest.MonkeyPatch,
     thawed: threading.Event,
 ) -> None:
-    monkeypatch.setattr(transfer, "THREADS", 2)
+    monkeypatch.setattr(directory, "STREAMS", 2)
     real = os.preadv
     first = threading.Lock()
 
@@ -311,7 +311,7 @@ def test_a_disk_that_is_slow_to_write_is_no_silence_of_the_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.2)
-    monkeypatch.setattr(transfer, "THREADS", 1)
+    monkeypatch.setattr(directory, "STREAMS", 1)
     never = threading.Event()
     real = os.fsync
     waits = iter([0.6])
