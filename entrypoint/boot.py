@@ -1,6 +1,6 @@
 """The pipeline where all rooms meet: assess → decide → perform → hold → exec.
 
-Root is dropped before any of it (`step_down`): whatever reads a model, asks vLLM or writes into a
+Root is dropped before any of it (`privilege`): whatever reads a model, asks vLLM or writes into a
 store already is the service user.
 """
 
@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from entrypoint import launch, privilege
+from entrypoint import launch
 from entrypoint.assess import Assessment, Boot, assess, doubted
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
 from entrypoint.checkpoint.inspect import ranks_in, verify_deep
 from entrypoint.checkpoint.key import Key
-from entrypoint.config import Settings
 from entrypoint.engine.executable import locate, with_plugin
 from entrypoint.errors import RefusedError, ShardbootError
-from entrypoint.log import Log, human_bytes
+from entrypoint.log import human_bytes
 from entrypoint.plan import Action, Obstacle, decide, in_words, lack
 from entrypoint.state import process, stops
 from entrypoint.state.attempts import delay_seconds, failures_in_row
@@ -44,43 +43,6 @@ TIERS: Final = {
 def new_boot_id() -> str:
     """Return a name for this boot: time for people, a nonce for uniqueness."""
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
-
-
-def step_down(
-    settings: Settings, environ: MutableMapping[str, str], log: Log, *, touches_store: bool = True
-) -> None:
-    """As root: give the service user its directories and become it. Else: change nothing.
-
-    Without `touches_store` only the state directory is made ready.
-    Raises: PrivilegeError, OwnershipError.
-    """
-    if not privilege.is_root():
-        if settings.user is not None:
-            user = privilege.resolve_user(settings.user)
-            if user.uid != os.geteuid():
-                log.line("user.kept", f"not root, so this stays uid {os.geteuid()}")
-        return
-    if settings.user is None:
-        log.line("user.root", "running as root: no --user given, so vLLM runs as root too")
-        return
-    user = privilege.resolve_user(settings.user)
-
-    def say(text: str) -> None:
-        log.line("user.directory", text)
-
-    if touches_store:
-        privilege.prepare(settings.local_dir, user, settings.dir_mode, say)
-    privilege.prepare(settings.state_dir, user, 0o750, say)
-    privilege.adapt(environ, user)
-    privilege.become(user)
-
-
-def become_user(word: str | None, environ: MutableMapping[str, str]) -> None:
-    """As root with a service user: become it, without a look at any store."""
-    if word and privilege.is_root():
-        user = privilege.resolve_user(word)
-        privilege.adapt(environ, user)
-        privilege.become(user)
 
 
 def serve(boot: Boot) -> NoReturn:

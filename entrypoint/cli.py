@@ -83,11 +83,12 @@ def serve(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
 
 def _keep_out(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
     """Become vLLM as if shardboot were not there, but never as root where a user is named."""
-    from entrypoint import boot, launch  # noqa: PLC0415 - other commands need neither
+    from entrypoint import launch  # noqa: PLC0415 - most are switched on
     from entrypoint.engine.executable import locate  # noqa: PLC0415
+    from entrypoint.privilege.stepping_down import become_user  # noqa: PLC0415
 
     vllm, user = read_vllm_and_user(flags, os.environ)
-    boot.become_user(user, os.environ)
+    become_user(user, os.environ)
     launch.become(locate(vllm, os.environ), ["serve", *words], os.environ)
 
 

@@ -22,6 +22,7 @@ from entrypoint.insight.probe import probe as probe_directory
 from entrypoint.insight.report import as_text
 from entrypoint.insight.verdict import Verdict, judge
 from entrypoint.options import emit, with_format, with_settings
+from entrypoint.privilege.stepping_down import become_user
 from entrypoint.start import read_settings, tighten_umask
 from entrypoint.store.base import open_store
 from entrypoint.store.directory import DirectoryStore
@@ -119,10 +120,7 @@ def probe(
     """
     settings = read_settings(flags, ctx.obj["environ"])
     tighten_umask()
-    if settings.user is not None:
-        from entrypoint import boot  # noqa: PLC0415 - most probes need none of it
-
-        boot.become_user(settings.user, ctx.obj["environ"])
+    become_user(settings.user, ctx.obj["environ"])
     order = Order(int(size), seconds, workers, settings.reserve_bytes)
     findings = _measured(place, also, order)
     verdict = judge(findings)

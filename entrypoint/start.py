@@ -11,6 +11,7 @@ from entrypoint import config
 from entrypoint.config import SWITCH, Settings
 from entrypoint.errors import ConfigError
 from entrypoint.log import Log
+from entrypoint.privilege.stepping_down import look_after, step_down
 
 if TYPE_CHECKING:
     from entrypoint.assess import Boot
@@ -84,9 +85,9 @@ def settings_as_user(flags: Mapping[str, Any], environ: MutableMapping[str, str]
     log = Log("", as_json=settings.log_format == "json")
     tighten_umask()
     if settings.user is not None:
-        from entrypoint import boot  # noqa: PLC0415 - a probe without it need not wait for it
-
-        boot.step_down(settings, environ, log, touches_store=False)
+        step_down(settings, environ, log, touches_store=False)
+    else:
+        look_after(settings)
     return settings
 
 
@@ -114,6 +115,6 @@ def new_boot(
         has_bars=settings.log_format == "auto" and os.isatty(2),
     )
     umask = tighten_umask()
-    boot.step_down(settings, environ, log, touches_store=touches_store)
+    step_down(settings, environ, log, touches_store=touches_store)
     status = Reporter(settings.state_dir if reports else None, log.boot, address(words, None))
     return Boot(settings, words, dict(environ), log, status, umask)

@@ -251,9 +251,12 @@ def _raise_at(top: str) -> Callable[[OSError], None]:
 
 def _stat(directory: str, relative: str) -> SourceFile:
     path = os.path.join(directory, relative)
-    status = os.stat(path)
-    if not os.access(path, os.R_OK):
-        raise PermissionError(13, "Permission denied", path)
+    # Opened, since modes do not tell: of ACLs, of root_squash, of what a FUSE server thinks.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
     return SourceFile(
         relative,
         status.st_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
@@ -39,6 +40,23 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o640, *, durable: boo
         raise
     if durable:
         fsync_directory(path.parent)
+
+
+def open_kept(path: Path, flags: int, mode: int) -> int:
+    """Open a file that is kept and written to, or make it; no link is followed. Raises: OSError."""
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    refuse_linked(descriptor)
+    return descriptor
+
+
+def refuse_linked(descriptor: int) -> None:
+    """As root, close a file that has another name: somebody may have linked one of root's there.
+
+    Raises: OSError, with the descriptor closed.
+    """
+    if os.geteuid() == 0 and os.fstat(descriptor).st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EMLINK, "another name of it lies elsewhere")
 
 
 def fsync_directory(path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from entrypoint.checkpoint.digest import Json, canonical
 from entrypoint.checkpoint.foreign import read_bounded
+from entrypoint.state.files import open_kept
 
 MAX_LEDGER_BYTES = 4 * 1024 * 1024
 RECENT_BYTES = 64 * 1024
@@ -42,11 +43,7 @@ class Ledger:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(
-                self.path,
-                os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
-                0o640,
-            )
+            descriptor = open_kept(self.path, os.O_RDWR | os.O_APPEND, 0o640)
             try:
                 size = os.fstat(descriptor).st_size
                 # The line that a crash tore must not swallow this one.

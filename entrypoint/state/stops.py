@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from entrypoint.checkpoint.digest import Json
+from entrypoint.state.files import open_kept
 
 MAX_UNTOLD: Final = 64
 """One is made at every boot, and matters while that one lives; each costs a hit a stat."""
@@ -25,8 +26,7 @@ def open_note(root: Path, boot: str) -> int | None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _forget_oldest(directory)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(directory / boot, flags, 0o640)
+        return open_kept(directory / boot, os.O_WRONLY | os.O_APPEND, 0o640)
     except OSError:
         return None
 

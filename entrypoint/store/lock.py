@@ -16,6 +16,7 @@ from pathlib import Path
 from entrypoint.checkpoint import manifest
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from entrypoint.errors import DamagedError, LockTimeoutError, ManifestError, StoreError
+from entrypoint.state.files import open_kept
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 """What file systems without locks answer."""
@@ -35,7 +36,7 @@ def exclusive(
     Raises: LockTimeoutError naming the holder after `timeout` seconds; StoreError.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
+        descriptor = open_kept(path, os.O_RDWR, 0o660)
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}") from error
     try:

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -183,7 +184,8 @@ def remember_look(
 
 
 def _question(directory: Path, manifest: Manifest) -> str:
-    return digest_json(["inspection", str(directory), manifest.digest])
+    # What one user could open another perhaps cannot.
+    return digest_json(["inspection", os.geteuid(), str(directory), manifest.digest])
 
 
 def _remember(

@@ -17,6 +17,7 @@ from types import TracebackType
 from entrypoint.checkpoint.digest import PIECE_BYTES
 from entrypoint.checkpoint.manifest import FileEntry
 from entrypoint.errors import Interrupted, NotFoundError, StoreError
+from entrypoint.state.files import refuse_linked
 from entrypoint.store import lock, sweep, tree
 from entrypoint.store.staging import NOTE, NOTE_BYTES, STAGING, Staging, beginning
 
@@ -74,9 +75,11 @@ class CopyStaging(Staging):
         """Return a descriptor to write the file of `entry` behind what is held of it."""
         with self.writing(entry.path):
             try:
-                return tree.open_beneath(self.directory, entry.path, os.O_WRONLY)
+                descriptor = tree.open_beneath(self.directory, entry.path, os.O_WRONLY)
             except FileNotFoundError:
                 return self.create(entry.path)
+            refuse_linked(descriptor)
+            return descriptor
 
 
 def begin(root: Path, name: str, part: str, *, dir_mode: int, file_mode: int) -> CopyStaging:

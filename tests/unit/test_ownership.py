@@ -1,0 +1,285 @@
+"""Which directories root makes ready, which it leaves alone, and what it says of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from checkpoints import make_checkpoint
+
+from entrypoint.errors import OwnershipError
+from entrypoint.privilege.ownership import check, prepare, writers
+from entrypoint.privilege.user import User
+
+SERVICE = User(2000, 3000, (3000,), "service", "/")
+OTHER = 4242
+MODE = 0o2750
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which it is about")
+
+
+def status(mode: int, uid: int, gid: int = 0) -> os.stat_result:
+    return os.stat_result((stat.S_IFDIR | mode, 1, 1, 2, uid, gid, 0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (status(0o755, 0), ""),
+        (status(0o755, 2000), ""),
+        (status(0o755, OTHER), "belongs to uid 4242"),
+        (status(0o775, 0, 0), ""),
+        (status(0o775, 0, 3000), ""),
+        (status(0o2770, 0, OTHER), "group 4242 may write"),
+        (status(0o1777, 0), "everybody may write"),
+        (status(0o757, 2000, 3000), "everybody may write"),
+    ],
+)
+def test_who_else_may_write_is_told_by_owner_group_and_mode(
+    found: os.stat_result, says: str
+) -> None:
+    why = writers(found, SERVICE)
+    assert says in why
+    assert bool(why) == bool(says)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """Yield a directory that only root may change, all the way down."""
+    before = os.umask(0o022)
+    made = tmp_path / "place"
+    made.mkdir()
+    yield made
+    os.umask(before)
+
+
+def directory(path: Path, mode: int = 0o755, uid: int = 0, gid: int = 0) -> Path:
+    path.mkdir()
+    os.chown(path, uid, gid)
+    path.chmod(mode)
+    return path
+
+
+def facts(path: Path) -> tuple[int, int, int]:
+    found = path.lstat()
+    return found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)
+
+
+def prepared(path: Path, user: User = SERVICE) -> list[str]:
+    said: list[str] = []
+    prepare(path, user, MODE, said.append)
+    return said
+
+
+@needs_root
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_what_is_missing_is_made_whatever_the_umask(place: Path, umask: int) -> None:
+    os.umask(umask)
+    assert prepared(place / "a" / "b" / "store") == []
+    assert facts(place / "a" / "b" / "store") == (2000, 3000, MODE)
+    assert facts(place / "a") == facts(place / "a" / "b") == (0, 0, 0o755)
+
+
+@needs_root
+def test_what_is_right_is_only_looked_at(place: Path) -> None:
+    prepared(place / "store")
+    before = (place / "store").stat().st_ctime_ns
+    assert prepared(place / "store") == []
+    assert (place / "store").stat().st_ctime_ns == before
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("parent", "says"),
+    [
+        ((0o755, 2000, 3000), ""),
+        ((0o775, 2000, 0), ""),
+        ((0o1777, 0, 0), ""),
+        ((0o755, OTHER, OTHER), "belongs to uid 4242"),
+        ((0o777, 0, 0), "everybody may write"),
+        ((0o2775, 0, OTHER), "group 4242 may write"),
+    ],
+)
+def test_who_else_could_change_an_ancestor_is_said_and_what_root_makes_there_is_the_users(
+    place: Path, parent: tuple[int, int, int], says: str
+) -> None:
+    mode, uid, gid = parent
+    above = directory(place / "above", mode, uid, gid)
+    (above / "between").mkdir()
+    said = prepared(above / "between" / "store")
+    assert facts(above / "between" / "store")[0] == 2000
+    assert [f"{above}: " in text and says in text for text in said] == [True] * bool(says)
+    assert facts(above) == (uid, gid, mode)
+
+
+@needs_root
+@pytest.mark.parametrize("above", [(0o777, 0), (0o1777, 0), (0o755, OTHER), (0o755, 2000)])
+def test_what_somebody_made_where_others_may_is_never_given_away(
+    place: Path, above: tuple[int, int]
+) -> None:
+    mode, uid = above
+    shared = directory(place / "shared", mode, uid)
+    planted = directory(shared / "store", 0o777, OTHER)
+    said = prepared(planted)
+    if uid == 2000:
+        # Nobody but root and the user could have put it there.
+        assert facts(planted)[0] == 2000
+    else:
+        assert facts(planted) == (OTHER, 0, 0o777)
+        assert f"{planted}: root touches nothing there: uid 4242 has made it" in said
+
+
+@needs_root
+def test_an_empty_volume_is_given_whoever_it_belonged_to_and_not_everybody_may_write_then(
+    place: Path,
+) -> None:
+    volume = directory(place / "store", 0o777, OTHER, OTHER)
+    (volume / "lost+found").mkdir()
+    assert prepared(volume) == []
+    assert facts(volume) == (2000, 3000, 0o775)
+
+
+@needs_root
+@pytest.mark.parametrize("used", [".staging", "ledger.jsonl", "checkpoint"])
+def test_a_directory_that_was_ours_is_given_and_one_full_of_other_things_is_not(
+    place: Path, used: str
+) -> None:
+    store, srv = directory(place / "store"), directory(place / "srv")
+    if used == "checkpoint":
+        make_checkpoint(store)
+        (store / ".staging").rmdir()
+    else:
+        (store / used).mkdir()
+    (srv / "precious").mkdir()
+    assert prepared(store) == []
+    assert facts(store)[0] == 2000
+    (said,) = prepared(srv)
+    assert "neither empty nor a store" in said
+    assert facts(srv) == (0, 0, 0o755)
+
+
+@needs_root
+def test_a_setgid_directory_keeps_its_group_and_what_is_made_in_one_gets_it(place: Path) -> None:
+    above = directory(place / "above", 0o2775, 0, 3000)
+    alone = User(2000, 2000, (2000,), "2000", "/")
+    prepared(above / "store", alone)
+    assert facts(above / "store") == (2000, 3000, MODE)
+    volume = directory(place / "volume", 0o2770, 0, 3000)
+    prepared(volume, alone)
+    assert facts(volume)[:2] == (2000, 3000)
+
+
+@needs_root
+def test_a_store_of_the_users_in_which_everybody_may_write_is_said_and_left(place: Path) -> None:
+    store = directory(place / "store", 0o777, 2000, 3000)
+    (said,) = prepared(store)
+    assert f"{store}: everybody may write" in said
+    assert facts(store) == (2000, 3000, 0o777)
+
+
+@needs_root
+def test_a_link_of_roots_is_followed_and_one_that_others_may_have_put_there_is_not(
+    place: Path,
+) -> None:
+    precious = directory(place / "precious")
+    (place / "ours").symlink_to("precious")
+    assert prepared(place / "ours" / "store") == []
+    assert facts(precious / "store")[0] == 2000
+    for number, owner in enumerate((2000, OTHER)):
+        theirs = directory(place / f"theirs{number}", 0o755, owner)
+        (theirs / "link").symlink_to(precious)
+        said = prepared(theirs / "link" / "other")
+        assert f"{theirs / 'link'}: a link" in said[-1]
+    assert os.listdir(precious) == ["store"]
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["link", "file", "loop", "under a file"])
+def test_what_can_be_no_directory_is_exit_60(place: Path, kind: str) -> None:
+    path = place / "store"
+    match kind:
+        case "link":
+            path.symlink_to(directory(place / "precious"))
+        case "loop":
+            (place / "loop").symlink_to("loop")
+            path = place / "loop" / "store"
+        case _:
+            path.write_text("")
+            path = path if kind == "file" else path / "store"
+    with pytest.raises(OwnershipError, match=str(path)):
+        prepared(path)
+    assert not (place / "precious").exists() or facts(place / "precious")[0] == 0
+
+
+@needs_root
+@pytest.mark.parametrize("with_what", ["link", "their own", "roots"])
+def test_what_is_exchanged_between_making_and_opening_gets_nobody_anything(
+    place: Path, monkeypatch: pytest.MonkeyPatch, with_what: str
+) -> None:
+    theirs = directory(place / "theirs", 0o755, OTHER)
+    precious = directory(place / "precious", 0o700)
+    (precious / "secret").write_text("x")
+    real: Callable[..., None] = os.mkdir
+
+    def mkdir(name: str, *words: int, dir_fd: int) -> None:
+        real(name, *words, dir_fd=dir_fd)
+        os.rmdir(theirs / "store")
+        match with_what:
+            case "link":
+                (theirs / "store").symlink_to(precious)
+            case "their own":
+                real(theirs / "store")
+                os.chown(theirs / "store", OTHER, OTHER)
+            case _:
+                precious.rename(theirs / "store")
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    try:
+        prepared(theirs / "store")
+    except OwnershipError:
+        assert with_what == "link"
+    owner = OTHER if with_what == "their own" else 0
+    assert (theirs / "store").stat().st_uid == owner
+    held = precious if precious.exists() else theirs / "store"
+    assert facts(held)[2] in (0o700, 0o755)
+
+
+def checked(path: Path) -> list[str]:
+    said: list[str] = []
+    check(path, said.append)
+    return said
+
+
+@needs_root
+def test_root_that_stays_root_hears_who_decides_what_it_serves(place: Path) -> None:
+    assert checked(place / "missing" / "store") == []
+    store = directory(place / "store")
+    assert checked(store) == []
+    store.chmod(0o1777)
+    os.chown(place, OTHER, OTHER)
+    owner, everybody = checked(store)
+    assert f"{place}: it belongs to uid 4242" in owner
+    assert f"{store}: everybody may write" in everybody
+
+
+@needs_root
+@pytest.mark.parametrize("name", [".trash", ".staging", "status", "memory"])
+def test_root_that_stays_root_works_beside_no_planted_link(place: Path, name: str) -> None:
+    store = directory(place / "store", 0o755, OTHER)
+    (store / name).symlink_to("/etc")
+    with pytest.raises(OwnershipError, match=f"{store}/{name}: .*a link"):
+        checked(store)
+
+
+@needs_root
+def test_root_that_stays_root_follows_its_own_links_alone(place: Path) -> None:
+    store = directory(place / "store")
+    (place / "ours").symlink_to(store)
+    assert checked(place / "ours") == []
+    theirs = directory(place / "theirs", 0o755, OTHER)
+    (theirs / "store").symlink_to(store)
+    with pytest.raises(OwnershipError, match=f"{theirs / 'store'}: a link"):
+        checked(theirs / "store")
