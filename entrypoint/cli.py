@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from entrypoint.errors import Interrupted, RefusedError, ShardbootError, exit_code_of, one_line
-from entrypoint.start import is_off, new_boot, read_vllm_and_user
+from entrypoint.start import is_off, new_boot, read_vllm_and_user, take_credentials
 
 if TYPE_CHECKING:
     from entrypoint.assess import Boot
@@ -82,11 +82,15 @@ def serve(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
 
 
 def _keep_out(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
-    """Become vLLM as if shardboot were not there, but never as root where a user is named."""
+    """Become vLLM as if shardboot were not there, but never as root where a user is named.
+
+    Nor without the key that a file holds: that server would answer everybody.
+    """
     from entrypoint import launch  # noqa: PLC0415 - most are switched on
     from entrypoint.engine.executable import locate  # noqa: PLC0415
     from entrypoint.privilege.stepping_down import become_user  # noqa: PLC0415
 
+    take_credentials(os.environ)
     vllm, user = read_vllm_and_user(flags, os.environ)
     become_user(user, os.environ)
     launch.become(locate(vllm, os.environ), ["serve", *words], os.environ)

@@ -257,7 +257,17 @@ _SERVICE_LINK = re.compile(
 )
 """What Kubernetes puts into every pod beside a Service that happens to be called shardboot."""
 
-_RESERVED = {ENV_PREFIX + "CONFIG_FILE"}
+CREDENTIALS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    *("AZURE_CLIENT_SECRET", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN"),
+    *("HF_TOKEN", "VLLM_API_KEY"),
+)
+"""Secrets that vLLM and the clouds' clients read from the environment; no setting is one."""
+
+CREDENTIAL_FILES = {f"{ENV_PREFIX}{name}_FILE": name for name in CREDENTIALS}
+"""Variables that name a file with such a secret, and where it goes."""
+
+_RESERVED = {ENV_PREFIX + "CONFIG_FILE", *CREDENTIAL_FILES}
 
 
 def resolve(
@@ -285,7 +295,7 @@ def resolve(
             continue
         name = variable.removeprefix(ENV_PREFIX).lower()
         if name not in _BY_NAME or _BY_NAME[name].variable != variable:
-            _unknown(variable, variable, [o.variable for o in OPTIONS])
+            _unknown(variable, variable, [*(o.variable for o in OPTIONS), *_RESERVED])
         words[name] = (value, variable)
     for name, flag in flags.items():
         if flag is not None:

@@ -23,7 +23,7 @@ from entrypoint.insight.report import as_text
 from entrypoint.insight.verdict import Verdict, judge
 from entrypoint.options import emit, with_format, with_settings
 from entrypoint.privilege.stepping_down import become_user
-from entrypoint.start import read_settings, tighten_umask
+from entrypoint.start import read_settings, take_credentials, tighten_umask
 from entrypoint.store.base import open_store
 from entrypoint.store.directory import DirectoryStore
 
@@ -118,6 +118,7 @@ def probe(
 
     Works in a directory of its own there, and takes it away again. Exit 30 if it hangs.
     """
+    take_credentials(ctx.obj["environ"])
     settings = read_settings(flags, ctx.obj["environ"])
     tighten_umask()
     become_user(settings.user, ctx.obj["environ"])

@@ -1,4 +1,4 @@
-"""How a command starts: the file read, settings merged, the umask tightened, root dropped."""
+"""How a command starts: files read, settings merged, the umask tightened, root dropped."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 OFF: Final = ("off", "0", "no", "false")
 CONFIG_FILE: Final = "SHARDBOOT_CONFIG_FILE"
 DEFAULT_CONFIG_FILE: Final = Path("/etc/shardboot/shardboot.toml")
+MAX_CREDENTIAL_BYTES: Final = 16 * 1024
 
 
 def read_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
@@ -50,6 +51,39 @@ def _read_document(environ: Mapping[str, str]) -> dict[str, object]:
         raise ConfigError(msg, hint="see the README's table of settings") from None
 
 
+def take_credentials(environ: MutableMapping[str, str]) -> None:
+    """Put the secret in the file that `SHARDBOOT_X_FILE` names into X, where others look for it.
+
+    To be called before root is dropped: perhaps root alone may read it. An empty variable is as
+    good as none. Raises: ConfigError, which repeats no secret.
+    """
+    for variable, name in config.CREDENTIAL_FILES.items():
+        path = environ.pop(variable, "")
+        if path and environ.get(name):
+            msg = f"{variable}: {name} is set as well"
+            raise ConfigError(msg, hint="expected one of the two")
+        if path:
+            environ[name] = _read_credential(variable, path)
+
+
+def _read_credential(variable: str, path: str) -> str:
+    if not path.startswith("/"):
+        # It is not repeated: perhaps it is the secret itself.
+        raise ConfigError(f"{variable}: expected the absolute path of a file")
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_CREDENTIAL_BYTES + 1)
+    except OSError as error:
+        msg = f"{variable}: {path}: {error.strerror}"
+        raise ConfigError(msg, hint="expected a file that holds a secret in one line") from None
+    word = os.fsdecode(data.rstrip(b"\r\n"))
+    if not word or not word.isprintable() or len(data) > MAX_CREDENTIAL_BYTES:
+        found = "something else" if word else "nothing"
+        msg = f"{variable}: {path}: expected a secret in one line, found {found}"
+        raise ConfigError(msg)
+    return word
+
+
 def is_off(environ: Mapping[str, str]) -> bool:
     """Whether shardboot is told to keep out of the way."""
     return environ.get(SWITCH, "").lower() in OFF
@@ -79,8 +113,15 @@ def tighten_umask() -> int:
     return umask
 
 
-def settings_as_user(flags: Mapping[str, Any], environ: MutableMapping[str, str]) -> Settings:
-    """Return the settings, as the service user: what root wrote, a server could not read."""
+def settings_as_user(
+    flags: Mapping[str, Any], environ: MutableMapping[str, str], *, opens_stores: bool = True
+) -> Settings:
+    """Return the settings, as the service user: what root wrote, a server could not read.
+
+    Who `opens_stores` has the credentials for them. Raises as `new_boot`.
+    """
+    if opens_stores:
+        take_credentials(environ)
     settings = read_settings(flags, environ)
     log = Log("", as_json=settings.log_format == "json")
     tighten_umask()
@@ -99,7 +140,7 @@ def new_boot(
     touches_store: bool = True,
     reports: bool = False,
 ) -> Boot:
-    """Return the boot that flags and words ask for, root dropped and its environment adapted.
+    """Return the boot that flags and words ask for, root dropped and its environment made ready.
 
     Only one that `reports` keeps a status. Raises: ConfigError, PrivilegeError, OwnershipError.
     """
@@ -108,6 +149,7 @@ def new_boot(
     from entrypoint.engine.address import address  # noqa: PLC0415
     from entrypoint.state.reporter import Reporter  # noqa: PLC0415
 
+    take_credentials(environ)
     settings = read_settings(flags, environ)
     log = Log(
         boot.new_boot_id(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -58,6 +58,11 @@ def for_state(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_format(with_settings(command, only=("state_dir",)))
 
 
+def _state_dir(flags: Mapping[str, Any], environ: MutableMapping[str, str]) -> Path:
+    """Return the state directory; a look fails for no secret that it does not need."""
+    return settings_as_user(flags, environ, opens_stores=False).state_dir
+
+
 @click.command()
 @for_state
 @timeout("5s", "how long vLLM may take to answer")
@@ -65,7 +70,7 @@ def for_state(command: Callable[..., Any]) -> Callable[..., Any]:
 def health(ctx: click.Context, /, output: str, timeout: float, **flags: Any) -> int:
     """Exit 0 if vLLM serves, else 1; say what it is at. For HEALTHCHECK and probes."""
     environ = ctx.obj["environ"]
-    root = settings_as_user(flags, environ).state_dir
+    root = _state_dir(flags, environ)
     report = check_meant(root, timeout, is_off=is_off(environ))
     emit(output, report.to_json(), report.standing.line)
     return 0 if report.standing.is_healthy else 1
@@ -76,7 +81,7 @@ def health(ctx: click.Context, /, output: str, timeout: float, **flags: Any) -> 
 @click.pass_context
 def status(ctx: click.Context, /, output: str, **flags: Any) -> None:
     """Show what boots are at: all that run here, else the last one."""
-    root = settings_as_user(flags, ctx.obj["environ"]).state_dir
+    root = _state_dir(flags, ctx.obj["environ"])
     boots = statuses.read_all(root)
     running = [boot for boot in boots if boot.server.life == "here"]
     last = statuses.meant(boots)
@@ -108,7 +113,7 @@ def wait(ctx: click.Context, /, output: str, timeout: float, **flags: Any) -> in
     For scripts and for ExecStartPost; may be started before `serve` is.
     """
     environ = ctx.obj["environ"]
-    vigil = Vigil(settings_as_user(flags, environ).state_dir, environ)
+    vigil = Vigil(_state_dir(flags, environ), environ)
     teller = Teller(environ, is_silent=output == "json")
     deadline = time.monotonic() + timeout
     report = vigil.look(min(ASK_SECONDS, timeout))

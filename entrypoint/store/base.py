@@ -168,7 +168,7 @@ def open_store(
     if scheme == "file":
         host, slash, path = rest.partition("/")
         if host not in ("", "localhost") or "?" in rest or "#" in rest:
-            raise ConfigError(f"{url}: expected file:///an/absolute/path")
+            raise ConfigError("file://…: expected file:///an/absolute/path, and no query")
         from urllib.parse import unquote  # noqa: PLC0415 - most stores are plain paths
 
         return _directory(unquote(slash + path), dir_mode, file_mode)
@@ -182,7 +182,9 @@ def open_store(
 
 def _directory(path: str, dir_mode: int, file_mode: int) -> DirectoryStore:
     if not path.startswith("/") or "\0" in path:
-        raise ConfigError(f"{path}: expected an absolute path", hint=f"found {path!r}")
+        # Somebody may have written USER:SECRET@HOST here.
+        shown = re.sub("(?s).*@", "…@", path)
+        raise ConfigError(f"{shown}: expected an absolute path, or a URL of the shared store")
     return DirectoryStore(Path(path), dir_mode, file_mode)
 
 

@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--ssl-keyfile", default="")
     words.add_argument("--headless", action="store_true")
     words.add_argument("--api-key", nargs="*")
+    words.add_argument("--hf-token", nargs="?")
     words.add_argument("--served-model-name", nargs="+")
     return words
 

@@ -68,6 +68,11 @@ def test_commands_look_after_a_bucket(house: House, far: Proxy) -> None:
         assert looked == [{"name": name, "discrepancies": []}]
     pushed = house.run("push", "--format", "json", house.model, "-tp", 2).json
     assert pushed == {"checkpoint": {"name": name}}
+    secret = house.root / "secret"
+    secret.write_text(f"{house.environ.pop('AWS_SECRET_ACCESS_KEY')}\n")
+    kept = {"SHARDBOOT_AWS_SECRET_ACCESS_KEY_FILE": str(secret)}
+    assert house.run("list", "--shared", "--format", "json", **kept).json == listed
+    house.environ |= kept
     swept = house.run("gc", "--shared", "--format", "json").json
     assert (swept["checkpoints"], swept["staging"]) == ([], [])
     refused = house.run("pin", "--shared", name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from blackbox.harness import House, snapshot
@@ -172,28 +171,6 @@ def test_a_reader_that_has_gone_is_no_error_of_ours(house: House) -> None:
 @pytest.mark.parametrize("words", [["--no-such"], ["no-such-command"], ["verify", "--nonsense"]])
 def test_usage_errors_are_exit_2(house: House, words: list[str]) -> None:
     assert house.run(*words).status == 2
-
-
-def test_the_words_of_the_user_are_nowhere_at_rest(house: House) -> None:
-    secret = "sk-very-secret-word"  # noqa: S105 - a stand-in
-    # An address is no secret, and is kept: `health` asks there.
-    house.serve("--api-key", secret, "--host", "127.0.0.1")
-    house.serve("--max-model-len", 17, "--api-key", secret)
-    house.rules(save={"exit": 1})
-    house.run("serve", house.model, "-tp", 1, "--api-key", secret)
-    holders = [
-        path for path in _files(house.state, house.local) if secret in path.read_text("latin-1")
-    ]
-    assert holders == []
-
-
-def _files(*roots: Path) -> list[Path]:
-    return [
-        Path(directory, name)
-        for root in roots
-        for directory, _, names in os.walk(root)
-        for name in names
-    ]
 
 
 def test_in_an_image_a_model_is_served(house: House) -> None:

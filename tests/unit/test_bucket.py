@@ -56,6 +56,15 @@ def test_other_urls_are_refused_with_what_was_expected(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["user:HUSHHUSH@host:/x", "file:///x?token=HUSHHUSH", "file://host/x#HUSHHUSH"]
+)
+def test_what_may_hold_a_secret_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_store(url)
+    assert "HUSH" not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "s3://AKIAUSER:HUSHHUSH@bucket/x",

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from entrypoint import start
-from entrypoint.errors import ConfigError
-from entrypoint.start import read_settings, read_vllm_and_user
+from entrypoint.config import CREDENTIALS, OPTIONS
+from entrypoint.errors import ConfigError, PrivilegeError, exit_code_of
+from entrypoint.start import (
+    new_boot,
+    read_settings,
+    read_vllm_and_user,
+    settings_as_user,
+    take_credentials,
+)
 
 FILE = 'vllm = "/opt/file"\nuser = 2000\n'
 
@@ -68,3 +76,89 @@ def test_the_file_of_the_system_may_be_missing_but_not_unreadable(
     path.mkdir()
     with pytest.raises(ConfigError, match=str(path)):
         read_settings({}, {})
+
+
+def taken(path: Path, **more: str) -> dict[str, str]:
+    environ = {"SHARDBOOT_HF_TOKEN_FILE": str(path), "A": "b", **more}
+    take_credentials(environ)
+    return environ
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n"])
+def test_a_secret_in_a_file_goes_where_others_look_for_it(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(f"hf a+/={end}", newline="")
+    assert taken(path) == {"A": "b", "HF_TOKEN": "hf a+/="}
+    assert taken(path, HF_TOKEN="") == {"A": "b", "HF_TOKEN": "hf a+/="}
+
+
+def test_a_variable_that_is_empty_names_no_file() -> None:
+    environ = {"SHARDBOOT_HF_TOKEN_FILE": "", "HF_TOKEN": "x"}
+    take_credentials(environ)
+    assert environ == {"HF_TOKEN": "x"}
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (None, "No such file"),
+        (b"", "found nothing"),
+        (b"\n", "found nothing"),
+        (b"hush\nhush\n", "found something else"),
+        (b"hush\0", "found something else"),
+        (b"\xffhush", "found something else"),
+        (b"hush" * 10_000, "found something else"),
+    ],
+)
+def test_a_file_that_holds_no_secret_is_refused_by_name_and_not_repeated(
+    tmp_path: Path, data: bytes | None, says: str
+) -> None:
+    path = tmp_path / "token"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(ConfigError, match=f"SHARDBOOT_HF_TOKEN_FILE: {path}: .*{says}") as caught:
+        taken(path)
+    assert exit_code_of(caught.value) == 10
+    assert "hush" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_directory_holds_no_secret(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Is a directory"):
+        taken(tmp_path)
+
+
+def test_a_secret_where_its_file_was_meant_is_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="absolute path") as caught:
+        taken(Path("hf_hush"))
+    assert "hush" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_secret_given_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("hush")
+    with pytest.raises(ConfigError, match="HF_TOKEN is set as well") as caught:
+        taken(path, HF_TOKEN=path.read_text())
+    assert "hush" not in str(caught.value)
+
+
+def test_a_file_of_a_secret_has_no_setting_for_a_namesake() -> None:
+    names = {f"SHARDBOOT_{name}_FILE" for name in CREDENTIALS}
+    assert names.isdisjoint({start.CONFIG_FILE, *(option.variable for option in OPTIONS)})
+    read_settings({}, dict.fromkeys(names, "/run/secrets/x"))
+    with pytest.raises(ConfigError) as caught:
+        read_settings({}, {"SHARDBOOT_HF_TOKN_FILE": "/run/secrets/x"})
+    assert caught.value.hint == "did you mean SHARDBOOT_HF_TOKEN_FILE?"
+
+
+@pytest.mark.parametrize("begin", ["new_boot", "settings_as_user"])
+def test_secrets_are_read_before_root_is_dropped(tmp_path: Path, begin: str) -> None:
+    path = tmp_path / "token"
+    path.write_text("hush")
+    environ = {"SHARDBOOT_HF_TOKEN_FILE": str(path), "SHARDBOOT_USER": "no-such-user"}
+    umask = os.umask(0o022)
+    try:
+        with pytest.raises(PrivilegeError):
+            new_boot({}, (), environ) if begin == "new_boot" else settings_as_user({}, environ)
+    finally:
+        os.umask(umask)
+    assert environ["HF_TOKEN"] == path.read_text()
