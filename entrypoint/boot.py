@@ -207,13 +207,17 @@ def failures_so_far(boot: Boot, action: Action) -> int:
 
 def deep_look(boot: Boot, action: Action) -> Damaged | None:
     """Read every byte of the checkpoint that is here; return what is wrong with it."""
+    from entrypoint.progress import Progress  # noqa: PLC0415 - most boots read no byte
+
     assert action.manifest is not None
     manifest, directory = action.manifest, Path(str(action.path))
     held = ranks_in(directory, manifest)
-    text = f"reading {human_bytes(manifest.size_for(held))} of {manifest.name}"
-    boot.log.line("verify.deep", text)
-    boot.status.phase("verifying", text)
-    wrong = verify_deep(directory, manifest, held)
+    total = manifest.size_for(held)
+    boot.log.line("verify.deep", f"reading {human_bytes(total)} of {manifest.name}")
+    tier = boot.status.status.tier or TIERS[action.kind]
+    boot.status.phase("verifying", tier=tier, checkpoint=manifest.name)
+    with Progress(boot.log, boot.status, "verify", total) as progress:
+        wrong = verify_deep(directory, manifest, held, progress.add)
     remember_look(directory, manifest, wrong, boot.memory)
     return Damaged(manifest.name, wrong) if wrong else None
 

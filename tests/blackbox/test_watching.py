@@ -7,12 +7,13 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from blackbox import stub_http
-from blackbox.harness import House
+from blackbox.harness import House, staged
 from blackbox.stub_vllm import parser
 from blackbox.watching import ANSWERS, STAYS, files, health, note, rewrite, serving
 from serving import free_port
@@ -143,6 +144,25 @@ def test_a_save_is_told_while_it_runs(house: House) -> None:
     boot = house.finish(process)
     assert boot.events[-1] == "save.failed"
     assert health(house)[1]["action"] == "serve-source"
+
+
+def test_how_far_a_save_is_is_told_within_seconds(house: House) -> None:
+    began = time.time()
+    house.rules(save={"hang": True})
+    process = house.start("serve", house.model, "-tp", 2)
+    house.wait_for("hanging")
+    (staging,) = staged(house.local)
+    (staging / "model-rank-0-part-0.safetensors").write_bytes(bytes(512))
+    found = health(house)[1]
+    while not found["done"] and time.time() - began < 20:
+        found = health(house)[1]
+    assert 512 <= found["done"] < found["total"]
+    assert found["eta"] > 0
+    assert found["text"].endswith(f"B of 1.1 KiB, {found['eta']:.0f} s to go")
+    assert (found["phase"], found["tier"], found["pid"]) == ("saving", "saved", process.pid)
+    assert began - 1 < found["started"] < time.time()
+    house.end_hanging()
+    house.finish(process)
 
 
 def test_waiting_for_another_boot_is_told(house: House) -> None:

@@ -15,6 +15,7 @@ from entrypoint.config import resolve
 from entrypoint.engine.executable import Executable
 from entrypoint.log import Log
 from entrypoint.plan import Situation
+from entrypoint.state import reporter, status
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.reporter import Reporter
 from entrypoint.state.status import Address
@@ -85,6 +86,18 @@ def test_on_a_disk_that_reads_back_other_bytes_each_step_is_taken_once(
     assert (action.kind, action.reason, action.exit_code) == ("serve-source", "local.damaged", 21)
     assert "a save was made in this boot already" in action.text
     assert "index.json: BLAKE3 is another" in action.text
+
+
+def test_reading_every_byte_is_told_as_it_goes(
+    tmp_path: Path, local: DirectoryStore, complete: Complete, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter, "PROGRESS_SECONDS", 0.0)
+    told = Reporter(tmp_path, "b", Address())
+    this = a_boot(tmp_path, verify="deep")._replace(status=told)
+    boot.settle(this, assessed(local, complete, Absent()))
+    (found,) = status.read_all(tmp_path)
+    size = complete.manifest.size
+    assert (found.phase, found.tier, found.done, found.total) == ("verifying", "local", size, size)
 
 
 def test_a_hit_reads_the_ledger_once(

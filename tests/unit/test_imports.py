@@ -55,6 +55,26 @@ def test_words_that_are_all_vllms_are_not_parsed(tmp_path: Path, word: str) -> N
     assert found.stdout.split() == []
 
 
+def test_health_imports_no_library_for_http(tmp_path: Path) -> None:
+    libraries = ("asyncio", "http.client", "requests", "ssl", "subprocess", "urllib.request")
+    program = (
+        "import sys; sys.argv[1:] = ['health']\n"
+        "from entrypoint.cli import main\n"
+        f"try: main()\nfinally: print(*sorted(set({libraries!r}) & sys.modules.keys()))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        env=os.environ | {"SHARDBOOT_STATE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode in (0, 1), found.stderr
+    line, *imported = found.stdout.splitlines()
+    assert "vLLM's default http://*:8000" in line
+    assert imported == [""]
+
+
 def dependencies() -> list[str]:
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
     return [re.split(r"[^\w-]", each)[0] for each in project["dependencies"]]
