@@ -1,4 +1,4 @@
-"""Real vLLM in containers, with shardboot as the entrypoint. Needs root, podman and debootstrap.
+"""Real vLLM in containers of the Dockerfile's image. Needs root, podman and debootstrap.
 
 Four boots in all: one that saves, two that find what it saved, one that is stopped while saving.
 """
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from container.harness import DATA, GRACE_SECONDS, MODEL, Container, Host
-from processes import descendants, start_of
+from container.harness import DATA, GRACE_SECONDS, MODEL, Container, Host, zombies
+from processes import start_of
 from serving import Answer, decision, events
 
 from entrypoint.checkpoint.manifest import MANIFEST
@@ -24,7 +24,6 @@ from entrypoint.checkpoint.manifest import MANIFEST
 pytestmark = [pytest.mark.container, pytest.mark.vllm]
 
 SERVICE = 2000
-AS_SERVICE = ("--user", str(SERVICE))
 READ_ONLY = ("--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp")  # noqa: S108 - podman's
 NEVER_ROOT = ("--user", f"{SERVICE}:{SERVICE}", "--cap-drop", "all")
 NO_NEW_PRIVILEGES = ("--security-opt", "no-new-privileges")
@@ -41,18 +40,23 @@ class Visit:
     status: dict[str, list[str]]
     """The first process's /proc/PID/status, while vLLM answered."""
     command: list[str]
+    zombies: int
+    health: str
+    """How the image's own HEALTHCHECK found it, in a line."""
     exit_status: int
     stop_seconds: float
     last_lines: str
 
 
-def visit(host: Host, words: Sequence[str] = (), options: Sequence[str] = ()) -> Visit:
-    with host.start(*words, options=options) as container:
+def visit(host: Host, options: Sequence[str] = ()) -> Visit:
+    with host.start(options=options) as container:
         healthy = container.wait_until_healthy()
         answer = container.complete(MODEL, PROMPT)
         process = Path("/proc", str(container.main_pid()))
         lines = (process / "status").read_text().splitlines()
         command = (process / "cmdline").read_text().split("\0")
+        left = zombies(container.main_pid())
+        health = container.health()
         stop_seconds = container.podman_stop()
     tier, reason = decision(container.log)
     print(f"{reason}: healthy after {healthy:.1f} s, stopped within {stop_seconds:.2f} s")
@@ -62,6 +66,8 @@ def visit(host: Host, words: Sequence[str] = (), options: Sequence[str] = ()) ->
         answer,
         {name: value.split() for name, _, value in (line.partition(":") for line in lines)},
         command,
+        left,
+        health,
         container.process.returncode,
         stop_seconds,
         container.last_lines(100),
@@ -70,7 +76,7 @@ def visit(host: Host, words: Sequence[str] = (), options: Sequence[str] = ()) ->
 
 @pytest.fixture(scope="module")
 def first(host: Host) -> Visit:
-    return visit(host, AS_SERVICE)
+    return visit(host)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +86,7 @@ def store_after_first(host: Host, first: Visit) -> dict[str, tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def second(host: Host, store_after_first: dict[str, tuple[int, int]]) -> Visit:
-    return visit(host, AS_SERVICE, READ_ONLY)
+    return visit(host, options=READ_ONLY)
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +150,14 @@ def test_the_first_process_is_vllm_as_the_service_user(any_visit: Visit) -> None
     assert {int(any_visit.status[name][0], 16) for name in ("CapPrm", "CapEff", "CapAmb")} == {0}
 
 
+def test_a_boot_leaves_vllm_no_zombies(any_visit: Visit) -> None:
+    assert any_visit.zombies == 0
+
+
+def test_the_images_healthcheck_finds_that_vllm_serves(any_visit: Visit) -> None:
+    assert any_visit.health.startswith("serving")
+
+
 def test_podman_stop_ends_vllm_in_its_own_way(any_visit: Visit) -> None:
     assert "Application shutdown complete." in any_visit.last_lines
     assert any_visit.exit_status == 0
@@ -152,7 +166,7 @@ def test_podman_stop_ends_vllm_in_its_own_way(any_visit: Visit) -> None:
 
 def test_podman_stop_during_a_save_ends_it_at_once(host: Host, first: Visit) -> None:
     # Another store, but the same state directory: vLLM need not be asked again.
-    with host.start(*AS_SERVICE, "--local-dir", f"{DATA}/elsewhere") as container:
+    with host.start("--local-dir", f"{DATA}/elsewhere") as container:
         family = wait_for_save(container)
         seconds = container.podman_stop()
         print(f"stopped within {seconds:.2f} s")
@@ -172,17 +186,14 @@ def wait_for_save(container: Container) -> dict[int, str]:
     Each with its start time, which tells a pid's next user.
     """
     deadline = time.monotonic() + 120
-    main, family = 0, dict[int, str]()
+    is_saving, family = False, dict[int, str]()
     while not any(saves(pid) for pid in family):
         assert container.process.poll() is None, container.last_lines()
         assert time.monotonic() < deadline, container.last_lines()
         time.sleep(0.1)
-        if not main and any(event.get("action") == "save" for event in events(container.log)):
-            main = container.main_pid()
-        family = descendants(main) if main else {}
-    start = start_of(main)
-    assert start
-    return family | {main: start}
+        is_saving = is_saving or any(e.get("action") == "save" for e in events(container.log))
+        family = container.family() if is_saving else {}
+    return family
 
 
 def saves(pid: int) -> bool:

@@ -1,0 +1,45 @@
+# vLLM's image with shardboot as its entrypoint:
+#
+#   docker build --tag shardboot .
+#   podman build --format docker --tag shardboot .      (podman's own format has no HEALTHCHECK)
+#
+# Any image with a `vllm` on PATH will do, a CPU build's, too: --build-arg VLLM_IMAGE=…
+ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
+
+FROM ${VLLM_IMAGE} AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY entrypoint entrypoint
+# With the setuptools that vLLM itself needs, so that nothing is downloaded; equal sources, equal bytes.
+RUN SOURCE_DATE_EPOCH=0 python3 -m pip wheel --no-cache-dir --disable-pip-version-check \
+    --no-build-isolation --no-deps --wheel-dir /wheels .
+
+FROM ${VLLM_IMAGE}
+# vLLM's own image has this user. Who is never root, but in group 0, may write to the volume as well.
+RUN if ! getent passwd 2000; then useradd --no-log-init --create-home --uid 2000 vllm; fi \
+    && install --directory --owner=2000 --group=0 --mode=0775 /var/lib/shardboot
+
+# Extras of pyproject.toml, such as `objects` for buckets.
+ARG EXTRAS=
+# Into the Python behind `vllm`, whose plugins it must be one of. The bytecode does not go by the
+# time of its source, which some builders set back.
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    python="$(sed -n '1s/^#!//p' "$(command -v vllm)")" \
+    && "$python" -m pip install --no-cache-dir --disable-pip-version-check \
+        --root-user-action=ignore "$(echo /wheels/*.whl)${EXTRAS:+[$EXTRAS]}" \
+    && package="$("$python" -I -c 'import entrypoint; print(entrypoint.__path__[0])')" \
+    && "$python" -m compileall -q -f --invalidation-mode unchecked-hash "$package" \
+    && shardboot --version
+
+ARG VLLM_IMAGE
+LABEL org.opencontainers.image.title="shardboot" \
+    org.opencontainers.image.description="vLLM, started from local, verified, pre-sharded checkpoints" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.base.name="${VLLM_IMAGE}"
+
+# As root it makes the volume ready and is this user from then on; started as anyone else, it stays that.
+ENV SHARDBOOT_USER=2000:2000
+VOLUME /var/lib/shardboot
+HEALTHCHECK --start-period=1h --interval=10s --timeout=10s CMD ["shardboot", "health"]
+ENTRYPOINT ["shardboot", "enter"]

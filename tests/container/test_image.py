@@ -1,0 +1,136 @@
+"""What the Dockerfile makes, and what the first word after the image's name does. A stub serves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from container.harness import DATA, once
+from container.image import VLLM_HOME, podman
+from container.node import SERVICE, Node
+
+from entrypoint import __version__
+
+pytestmark = pytest.mark.container
+
+NO_BOOT = f"{DATA}/state: no boot left a status\n"
+
+FACTS = """\
+import importlib.metadata, json, os, pathlib, pwd, shutil
+import entrypoint
+package = pathlib.Path(entrypoint.__file__).parent
+code = [path.read_bytes()[4:8] for path in package.rglob("*.pyc")]
+found = importlib.metadata.entry_points(group="vllm.general_plugins", name="shardboot")
+volume = os.stat("/var/lib/shardboot")
+print(json.dumps({
+    "package": str(package),
+    "command": shutil.which("shardboot"),
+    "plugins": [(point.dist.version, point.value) for point in found],
+    "user": pwd.getpwuid(2000)[0:6],
+    "volume": [volume.st_uid, volume.st_gid, oct(volume.st_mode & 0o7777)],
+    "sources": len(list(package.rglob("*.py"))),
+    "code": len(code),
+    "unchecked": code.count(b"\\x01\\0\\0\\0"),
+    "left": [name for name in ("/src", "/wheels", "/root/.cache") if os.path.exists(name)],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def facts(image: str) -> dict[str, Any]:
+    done = once(image, "python3", "-c", FACTS)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def config(image: str) -> dict[str, Any]:
+    (found,) = json.loads(podman("image", "inspect", image).stdout)
+    config: dict[str, Any] = found["Config"] | {"Healthcheck": found["Healthcheck"]}
+    return config
+
+
+@pytest.fixture(scope="module")
+def node(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    made = Node(tmp_path_factory.mktemp("node"), image)
+    yield made
+    made.close()
+    shutil.rmtree(made.root)
+
+
+def test_the_image_has_a_shardboot_of_its_own_among_vllms_plugins(facts: dict[str, Any]) -> None:
+    assert facts["package"].startswith(f"{VLLM_HOME}/lib/")
+    assert facts["command"] == f"{VLLM_HOME}/bin/shardboot"
+    assert facts["plugins"] == [[__version__, "entrypoint.vllm_plugin:register"]]
+
+
+def test_its_bytecode_is_there_whatever_the_time_of_its_source(facts: dict[str, Any]) -> None:
+    assert facts["sources"] == facts["code"] == facts["unchecked"] > 50
+
+
+def test_nothing_of_the_build_is_left(facts: dict[str, Any]) -> None:
+    assert facts["left"] == []
+
+
+def test_the_service_user_has_a_home_and_the_volume(facts: dict[str, Any]) -> None:
+    assert facts["user"] == ["vllm", "x", SERVICE, SERVICE, "", "/home/vllm"]
+    assert facts["volume"] == [SERVICE, 0, "0o775"]
+
+
+def test_the_image_says_what_it_is_and_how_it_starts(config: dict[str, Any]) -> None:
+    assert config["Entrypoint"] == ["shardboot", "enter"]
+    assert not config.get("Cmd")
+    assert config.get("User", "") == ""
+    assert config["Volumes"] == {DATA: {}}
+    assert "SHARDBOOT_USER=2000:2000" in config["Env"]
+    assert config["Healthcheck"]["Test"] == ["CMD", "shardboot", "health"]
+    assert config["Healthcheck"]["StartPeriod"] == 3600 * 10**9
+    labels = {name.rpartition(".")[2]: value for name, value in config["Labels"].items()}
+    assert labels["version"] == __version__
+    assert labels["licenses"] == "Apache-2.0"
+
+
+def test_a_program_is_run_with_its_words(node: Node) -> None:
+    assert node.once("bash", "-c", "exit 7").returncode == 7
+
+
+@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"]], ids=" ".join)
+def test_help_is_that_of_serve_and_tells_where_vllms_is(node: Node, words: list[str]) -> None:
+    done = node.once(*words)
+    assert done.returncode == 0
+    assert "--local-dir" in done.stdout
+    assert "`vllm serve --help=all`" in done.stdout
+
+
+def test_and_there_it_is(node: Node) -> None:
+    done = node.once("vllm", "serve", "--help=all")
+    assert done.returncode == 0, done.stderr
+    assert node.served["argv"][1:] == ["serve", "--help=all"]
+
+
+def test_a_command_of_ours_is_run(node: Node) -> None:
+    done = node.once("status")
+    assert (done.returncode, done.stdout, done.stderr) == (0, NO_BOOT, "")
+
+
+def test_who_does_not_start_as_root_stays_who_it_is(node: Node) -> None:
+    as_service = node.once("status", options=("--user", f"{SERVICE}:{SERVICE}"))
+    assert (as_service.returncode, as_service.stderr) == (0, "")
+    as_another = node.once("status", options=("--user", "1234:0"))
+    assert (as_another.returncode, as_another.stdout) == (0, NO_BOOT)
+    assert as_another.stderr == "shardboot: user.kept: not root, so this stays uid 1234\n"
+
+
+@pytest.mark.parametrize("words", [[], ["--model"], ["serve"], ["vllm", "serve"]], ids=" ".join)
+def test_other_words_are_those_of_vllm_serve(node: Node, words: list[str]) -> None:
+    done = node.once(*words, node.model, "-tp", 2)
+    assert done.returncode == 0, done.stderr
+    assert node.served["argv"][2].startswith(f"{DATA}/checkpoints/")
+    assert "-tp" in node.served["argv"]
+    assert (node.served["pid"], node.served["uids"]) == (1, [SERVICE] * 3)
+    assert node.served["gids"] == [SERVICE] * 3
+    assert node.served["environ"]["HOME"] == "/home/vllm"
