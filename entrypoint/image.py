@@ -28,9 +28,9 @@ def enter(words: Sequence[str], environ: Mapping[str, str]) -> Entered:
     """Tell what `words` ask for: a command of ours, a program on PATH, or else a model to serve.
 
     So `IMAGE MODEL -tp 8` and `IMAGE --model …` are what they are with vLLM's own image, and
-    `IMAGE bash` is a shell.
+    `IMAGE bash` is a shell. `IMAGE vllm serve --help=all` is vLLM's own help.
     """
-    if tuple(words[:2]) == ("vllm", "serve"):
+    if tuple(words[:2]) == ("vllm", "serve") and not _is_help(words[2:3]):
         # As pod specs spell it: they mean a server, and not one without us.
         return Entered(tuple(words[1:]))
     first = words[0] if words else ""
@@ -40,3 +40,7 @@ def enter(words: Sequence[str], environ: Mapping[str, str]) -> Entered:
     if program is not None:
         return Entered(tuple(words[1:]), program)
     return Entered(("serve", *words))
+
+
+def _is_help(words: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] in ("-h", "--help") for word in words)

@@ -39,6 +39,15 @@ def test_a_program_on_path_or_as_a_path_is_run_with_its_words(tmp_path: Path) ->
     assert enter([str(program), "-c", "x"], {"PATH": "/nowhere"}) == found
 
 
+@pytest.mark.parametrize("word", ["-h", "--help", "--help=all", "--help=max-model-len"])
+def test_vllms_help_is_asked_of_vllm(tmp_path: Path, word: str) -> None:
+    vllm = tmp_path / "vllm"
+    vllm.write_text("#!/bin/sh\n")
+    vllm.chmod(0o755)
+    found = (("serve", word), str(vllm))
+    assert enter(["vllm", "serve", word], {"PATH": str(tmp_path)}) == found
+
+
 def test_our_own_commands_win_over_programs_of_their_name(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("#!/bin/sh\n")
     (tmp_path / "list").chmod(0o755)
