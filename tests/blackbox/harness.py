@@ -31,6 +31,19 @@ STUB_STATUS=$(grep '^Sig[BIC]' /proc/$$/status) export STUB_STATUS
 exec {python} {stub} {house} "$@"
 """
 
+SLOW_READS = """\
+import itertools, os, time
+if os.environ.get("SLOW_READS"):
+    real, calls = os.preadv, itertools.count()
+    def preadv(*words):
+        if next(calls) < 4:
+            return real(*words)
+        with open(os.environ["SLOW_READS"], "w") as events:
+            events.write("reading\\n")
+        time.sleep(1000)
+    os.preadv = preadv
+"""
+
 
 @dataclass(frozen=True)
 class Boot:
@@ -202,6 +215,14 @@ class House:
             with contextlib.suppress(ProcessLookupError):
                 # Its first process leads a session of its own.
                 os.killpg(int(hanging.read_text().split()[0]), signal.SIGKILL)
+
+    def slow_reads(self) -> dict[str, str]:
+        """Return variables that make a copy tell `reading` after a while, and hang."""
+        injected = self.root / "injected"
+        injected.mkdir(exist_ok=True)
+        (injected / "sitecustomize.py").write_text(SLOW_READS)
+        path = f"{injected}:{self.environ['PYTHONPATH']}"
+        return {"PYTHONPATH": path, "SLOW_READS": str(self.root / "events")}
 
     def shared_copy(self) -> None:
         """Put the checkpoint of this house into the shared store, and forget it here."""

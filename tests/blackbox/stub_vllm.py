@@ -230,10 +230,21 @@ def serve(words: list[str], rules: dict[str, Any]) -> None:
         sys.stdin.read()
     if "answers" in rules:
         answer_http(words)
+    if "heeds" in rules:
+        heed(rules["heeds"])
     if "kill" in rules:
         os.kill(os.getpid(), rules["kill"])
     print("this is vllm", flush=True)
     os._exit(rules.get("status", 0))
+
+
+def heed(numbers: list[int]) -> None:
+    """Stay until one of these signals comes, as a server does, and end with its number."""
+    for number in numbers:
+        signal.signal(number, lambda told, _: os._exit(told))
+    tell("staying")
+    while True:
+        signal.pause()
 
 
 def answer_http(words: list[str]) -> None:

@@ -16,19 +16,6 @@ STOPS = [
     pytest.param(signal.SIGHUP, 129, id="HUP"),
 ]
 
-SLOW_READS = """\
-import itertools, os, time
-if os.environ.get("SLOW_READS"):
-    real, calls = os.preadv, itertools.count()
-    def preadv(*words):
-        if next(calls) < 4:
-            return real(*words)
-        with open(os.environ["SLOW_READS"], "w") as events:
-            events.write("reading\\n")
-        time.sleep(1000)
-    os.preadv = preadv
-"""
-
 
 def processes_of(house: House) -> list[int]:
     return [int(pid) for pid in (house.root / "hanging").read_text().split()]
@@ -61,15 +48,8 @@ def test_a_signal_during_a_save_ends_its_whole_group_at_once(
 def start_a_copy_that_hangs(house: House) -> subprocess.Popen[str]:
     house.serve()
     house.shared_copy()
-    injected = house.root / "injected"
-    injected.mkdir()
-    (injected / "sitecustomize.py").write_text(SLOW_READS)
-    process = house.start(
-        *("serve", house.model, "-tp", 2),
-        PYTHONPATH=f"{injected}:{house.environ['PYTHONPATH']}",
-        SLOW_READS=house.root / "events",
-        SHARDBOOT_SHARED=house.shared,
-    )
+    words = ("serve", house.model, "-tp", 2)
+    process = house.start(*words, SHARDBOOT_SHARED=house.shared, **house.slow_reads())
     house.wait_for("reading")
     assert len(list(staged(house.local))) == 1
     return process
