@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -186,37 +187,46 @@ def test_same_files_elsewhere_are_the_same_model(field: Field, saved: Boot) -> N
         shutil.rmtree(elsewhere)
 
 
-def test_hub_id_in_the_cache_is_saved_and_hit(field: Field, saved: Boot) -> None:
-    hub = field.room / "hub"
-    fill_hub_cache(hub, field.model)
-    here = {"HF_HUB_CACHE": str(hub)}
-    environ = field.node("one", local_dir=str(field.store("hub"))) | here
-    made = field.ask("save", environ, HUB_ID, *TP2)
-    assert made["outcome"] == "made"
-    again = field.ask("plan", environ, HUB_ID, *TP2)
+@dataclass(frozen=True)
+class Hub:
+    """A cache with a model, and a node that has it and has saved its checkpoint."""
+
+    cache: Path
+    environ: dict[str, str]
+    made: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def hub(field: Field) -> Hub:
+    cache = field.room / "hub"
+    fill_hub_cache(cache, field.model)
+    (field.room / "hub-shared").mkdir()
+    environ = field.node("with", shared=str(field.room / "hub-shared"))
+    environ |= {"HF_HUB_CACHE": str(cache)}
+    return Hub(cache, environ, field.ask("save", environ, HUB_ID, *TP2))
+
+
+def test_hub_id_in_the_cache_is_saved_and_hit(field: Field, saved: Boot, hub: Hub) -> None:
+    assert hub.made["outcome"] == "made"
+    again = field.ask("plan", hub.environ, HUB_ID, *TP2)
     assert (again["action"], again["reason"]) == ("reuse", "local.hit")
-    assert again["checkpoint"] == made["checkpoint"]
-    source = manifests.decode((field.checkpoint("hub") / MANIFEST).read_bytes()).source
+    assert again["checkpoint"] == hub.made["checkpoint"]
+    source = manifests.decode((field.checkpoint("with") / MANIFEST).read_bytes()).source
     assert (source.name, source.revision) == (HUB_ID, COMMIT)
     # The plain directory holds the same model: each side takes the other's checkpoint.
-    plain = field.ask("plan", environ, field.model, *TP2)
-    assert (plain["action"], plain["checkpoint"]) == ("reuse", made["checkpoint"])
-    other = field.ask("plan", field.node("one") | here, HUB_ID, *TP2)
+    plain = field.ask("plan", hub.environ, field.model, *TP2)
+    assert (plain["action"], plain["checkpoint"]) == ("reuse", hub.made["checkpoint"])
+    here = field.node("one") | {"HF_HUB_CACHE": str(hub.cache)}
+    other = field.ask("plan", here, HUB_ID, *TP2)
     assert (other["action"], other["key"]) == ("reuse", plain["key"])
 
 
 def test_node_without_the_source_serves_the_checkpoint_of_its_very_commit(
-    field: Field, plain: Boot, saved: Boot
+    field: Field, plain: Boot, hub: Hub
 ) -> None:
-    hub, shared = field.room / "hub", str(field.room / "hub-shared")
-    if not hub.exists():
-        fill_hub_cache(hub, field.model)
-    has_source = field.node("with", shared=shared) | {"HF_HUB_CACHE": str(hub)}
-    Path(shared).mkdir()
-    field.ask("save", has_source, HUB_ID, *TP2)
-    field.ask("push", has_source, HUB_ID, *TP2)
-
-    without = field.node("without", shared=shared) | {"HF_HUB_CACHE": str(field.room / "no-hub")}
+    field.ask("push", hub.environ, HUB_ID, *TP2)
+    without = field.node("without", shared=hub.environ["SHARDBOOT_SHARED"])
+    without |= {"HF_HUB_CACHE": str(field.room / "no-hub")}
     unpinned = field.ask("plan", without, HUB_ID, *TP2)
     assert (unpinned["action"], unpinned["reason"]) == ("serve-source", "engine.rejected")
     found = field.boot("shardboot", without, HUB_ID, "--revision", COMMIT, *TP2)
