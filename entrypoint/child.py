@@ -135,6 +135,17 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + TERM_GRACE_SECONDS
     while _group_lives(process) and time.monotonic() < deadline:
         time.sleep(0.01)
+    _reap_orphans(process.pid)
+
+
+def _reap_orphans(group: int) -> None:
+    """Reap what the child left to us: as a container's first process we inherit its children.
+
+    vLLM would have them as zombies for as long as it lives.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
 
 
 def _signal_group(group: int, number: int) -> None:
