@@ -104,7 +104,7 @@ class Container(Server):
         process = Path("/proc", str(self.main_pid()))
         started = time.monotonic()
         command = [*PODMAN, "stop", "--time", str(seconds), self.name]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as stopping:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=surrounding()) as stopping:
             while process.exists() and time.monotonic() < started + 2 * GRACE_SECONDS:
                 time.sleep(0.01)
             took = time.monotonic() - started

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blackbox.harness import House
-from container.harness import DATA, Container, once
+from container.harness import DATA, Container, once, surroundings
 from container.image import ROOT, SEARCH_PATH, VLLM_HOME
 
 SERVICE = 2000
@@ -42,8 +42,9 @@ class Node(House):
     def begin(self, *words: object, options: Sequence[str] = (), **more: Any) -> Container:
         """Start a container for a server; `options` are podman's, `more` are variables."""
         self.count += 1
-        command = [self.image, *map(str, words)]
-        return Container(self._options(options, more), command, self.root / f"{self.count}.log")
+        given = [*surroundings(), *self._options(options, more)]
+        log = self.root / f"{self.count}.log"
+        return Container(given, [self.image, *map(str, words)], log)
 
     def once(
         self, *words: object, options: Sequence[str] = (), **more: Any
