@@ -26,8 +26,9 @@ LAUNCH = "import sys; sys.argv[0] = 'shardboot'; from entrypoint.cli import main
 
 PYTHON_STUB = """\
 #!/bin/sh
-# Looked at here, before Python changes signals of its own.
-STUB_STATUS=$(grep '^Sig[BIC]' /proc/$$/status) export STUB_STATUS
+# Looked at here: a shell reaps children that it never had, and Python changes signals of its own.
+read -r STUB_CHILDREN </proc/$$/task/$$/children
+STUB_STATUS=$(grep '^Sig[BIC]' /proc/$$/status) export STUB_CHILDREN STUB_STATUS
 exec {python} {stub} {house} "$@"
 """
 

@@ -141,7 +141,7 @@ def save(request: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
     for rank in layout_of(key).ranks:
         if rank == rules.get("skip_rank"):
             continue
-        fragment, blobs = shards(key, rank, 2, TENSORS, seed)
+        fragment, blobs = shards(key, rank, rules.get("parts", 2), TENSORS, seed)
         for entry, blob in zip(fragment.files, blobs, strict=True):
             (staging / entry.path).write_bytes(blob[: rules.get("cut")])
             (staging / entry.path).chmod(request["file_mode"])
@@ -186,6 +186,7 @@ def dump(words: list[str]) -> dict[str, Any]:
     return {
         "argv": words,
         "pid": os.getpid(),
+        "children": os.environ.pop("STUB_CHILDREN").split(),
         "uids": os.getresuid(),
         "gids": os.getresgid(),
         "groups": os.getgroups(),

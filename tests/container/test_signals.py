@@ -185,12 +185,17 @@ def test_only_an_init_reaps_what_others_leave_to_the_first_process(
         wait_until(lambda: zombies(main) == (0 if options else 3))
 
 
-def test_what_a_boot_ended_before_vllm_is_reaped(node: Node) -> None:
+def test_what_a_child_that_dies_leaves_is_reaped_before_vllm_starts(node: Node) -> None:
     node.rules(save={"hang": True}, serve=HEEDS)
-    with begin(node, (), "staying", SHARDBOOT_SAVE_TIMEOUT="1s") as container:
-        assert "save.timeout" in container.last_lines()
-        assert (node.root / "hanging").exists()
-        assert zombies(container.main_pid()) == 0
+    with begin(node, (), "hanging") as container:
+        main = container.main_pid()
+        (child,) = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        left = descendants(int(child))
+        assert left
+        os.kill(int(child), signal.SIGKILL)
+        node.wait_for("staying")
+        assert not [pid for pid, start in left.items() if start_of(pid) == start]
+        assert node.served["children"] == []
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
