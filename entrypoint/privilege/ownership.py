@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from entrypoint.checkpoint.manifest import MANIFEST
 from entrypoint.errors import OwnershipError
 from entrypoint.privilege.user import ROOT, User
 
@@ -27,9 +26,6 @@ _REFUSED: Final = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOTSUP, errno.
 """What file systems answer where root is nobody (root_squash), or where nothing is changed."""
 
 _ALL_MAY_WRITE: Final = stat.S_IWOTH
-
-OURS: Final = frozenset({".staging", ".trash", "ledger.jsonl", "memory"})
-"""What tells that a directory was a store or state directory before."""
 
 SUBDIRECTORIES: Final = (
     *(".staging", ".trash", ".pins", ".leases"),
@@ -48,8 +44,8 @@ class Untrusted(Exception):  # noqa: N818 - no failure: it is said, and root sta
 def prepare(directory: Path, user: User, mode: int, say: Callable[[str], None]) -> None:
     """Make sure that `directory` exists and belongs to `user`; touch nothing below it.
 
-    A directory that was there is given away only if it is empty, as a new volume is, or was used
-    as a store or state directory before. It keeps its mode, but that not everybody may write.
+    A directory that was there is given away only if it is empty, as a new volume is: what lies in
+    another one would stay somebody else's. It keeps its mode, but that not everybody may write.
 
     Only what differs is changed. What stands in the way is said and tolerated: whether the user
     can work there is found out by working there.
@@ -224,13 +220,14 @@ def _give(
     before = os.fstat(descriptor)
     try:
         if before.st_uid != user.uid:
-            if not _may_be_given(descriptor):
+            if set(os.listdir(descriptor)) - {"lost+found"}:
                 # A wrong path must not give /srv away.
-                what = "it is neither empty nor a store or state directory"
-                say(f"{directory}: stays with uid {before.st_uid}, since {what}")
+                mend = "to write there, chown it once with all that lies in it"
+                say(f"{directory}: stays with uid {before.st_uid}, since it is not empty; {mend}")
                 return False
             # What is setgid keeps its group: that is what it is for.
-            os.fchown(descriptor, user.uid, -1 if before.st_mode & stat.S_ISGID else user.gid)
+            keeps = before.st_mode & stat.S_ISGID and before.st_gid != 0
+            os.fchown(descriptor, user.uid, -1 if keeps else user.gid)
             if mode is None and before.st_mode & _ALL_MAY_WRITE:
                 os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & ~_ALL_MAY_WRITE)
         if mode is not None:
@@ -242,16 +239,3 @@ def _give(
         say(f"{directory}: stays with uid {before.st_uid}: {error.strerror}")
         return False
     return True
-
-
-def _may_be_given(descriptor: int) -> bool:
-    names = set(os.listdir(descriptor)) - {"lost+found"}
-    return not names or bool(names & OURS) or any(_is_checkpoint(n, descriptor) for n in names)
-
-
-def _is_checkpoint(name: str, directory: int) -> bool:
-    try:
-        status = os.stat(f"{name}/{MANIFEST}", dir_fd=directory, follow_symlinks=False)
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode)

@@ -38,7 +38,8 @@ def exclusive(
     try:
         descriptor = open_kept(path, os.O_RDWR, 0o660)
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}") from error
+        hint = "if another user has worked there, chown it once with all that lies in it"
+        raise StoreError(f"{path}: {error.strerror}", hint=hint) from error
     try:
         if _acquire(descriptor, path, fcntl.LOCK_EX, timeout, on_wait):
             with contextlib.suppress(OSError):

@@ -143,22 +143,16 @@ def test_an_empty_volume_is_given_whoever_it_belonged_to_and_not_everybody_may_w
 
 
 @needs_root
-@pytest.mark.parametrize("used", [".staging", "ledger.jsonl", "checkpoint"])
-def test_a_directory_that_was_ours_is_given_and_one_full_of_other_things_is_not(
-    place: Path, used: str
+@pytest.mark.parametrize("owner", [0, OTHER])
+def test_what_is_not_empty_stays_whose_it_is_and_what_mends_it_is_said(
+    place: Path, owner: int
 ) -> None:
-    store, srv = directory(place / "store"), directory(place / "srv")
-    if used == "checkpoint":
-        make_checkpoint(store)
-        (store / ".staging").rmdir()
-    else:
-        (store / used).mkdir()
-    (srv / "precious").mkdir()
-    assert prepared(store) == []
-    assert facts(store)[0] == 2000
-    (said,) = prepared(srv)
-    assert "neither empty nor a store" in said
-    assert facts(srv) == (0, 0, 0o755)
+    store = directory(place / "store", 0o755, owner)
+    make_checkpoint(store)
+    (said,) = prepared(store)
+    assert f"{store}: stays with uid {owner}, since it is not empty" in said
+    assert "chown it once" in said
+    assert facts(store) == (owner, 0, 0o755)
 
 
 @needs_root
