@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -15,6 +17,13 @@ STOPS = [
     pytest.param(signal.SIGINT, 130, id="INT"),
     pytest.param(signal.SIGHUP, 129, id="HUP"),
 ]
+
+
+AS_REAPER = (
+    *(sys.executable, "-c"),
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1); os.execv(sys.argv[1], sys.argv[1:])",
+)
+"""A container's first process inherits orphans; so does a subreaper (PR_SET_CHILD_SUBREAPER)."""
 
 
 def processes_of(house: House) -> list[int]:
@@ -138,6 +147,16 @@ def test_a_save_child_that_dies_takes_nothing_with_it(house: House, number: int)
     assert str(-number) in boot.stderr
     assert boot.words == [str(house.model), "-tp", "2"]
     assert not list(staged(house.local))
+
+
+def test_what_a_dead_save_child_leaves_to_a_first_process_is_reaped(house: House) -> None:
+    house.rules(save={"hang": True})
+    process = house.start("serve", house.model, "-tp", 2, prefix=AS_REAPER)
+    house.wait_for("hanging")
+    os.kill(processes_of(house)[0], signal.SIGKILL)
+    boot = house.finish(process)
+    assert "save.failed" in boot.events
+    assert boot.vllm["children"] == []
 
 
 def test_killed_without_warning_it_leaves_no_checkpoint_and_the_next_boot_saves(
