@@ -112,11 +112,6 @@ def test_and_there_it_is(node: Node) -> None:
     assert node.served["argv"][1:] == ["serve", "--help=all"]
 
 
-def test_a_command_of_ours_is_run(node: Node) -> None:
-    done = node.once("status")
-    assert (done.returncode, done.stdout, done.stderr) == (0, NO_BOOT, "")
-
-
 def test_who_does_not_start_as_root_stays_who_it_is(node: Node) -> None:
     as_service = node.once("status", options=("--user", f"{SERVICE}:{SERVICE}"))
     assert (as_service.returncode, as_service.stderr) == (0, "")
@@ -134,3 +129,10 @@ def test_other_words_are_those_of_vllm_serve(node: Node, words: list[str]) -> No
     assert (node.served["pid"], node.served["uids"]) == (1, [SERVICE] * 3)
     assert node.served["gids"] == [SERVICE] * 3
     assert node.served["environ"]["HOME"] == "/home/vllm"
+
+
+def test_a_command_of_ours_is_run(node: Node) -> None:
+    assert node.once(node.model, "-tp", 2).returncode == 0
+    done = node.once("list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(node.store.names()[0])
