@@ -24,7 +24,7 @@ from entrypoint.store import pins
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.sweep import sweep
 
-KILLS = 48
+KILLS = 50
 """For each act; half right where a phase begins, from nothing; half at a random moment later."""
 
 
