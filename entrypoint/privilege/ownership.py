@@ -57,7 +57,7 @@ def prepare(directory: Path, user: User, mode: int, say: Callable[[str], None]) 
         if is_link:
             raise Untrusted(text)
         doubts.append(text)
-        say(f"{text}: they could put other weights there")
+        say(text)
 
     try:
         parent = walk(directory.parent, user, doubt, makes=True)
@@ -87,7 +87,7 @@ def check(directory: Path, say: Callable[[str], None]) -> None:
         if is_link:
             hint = "root does not follow it: remove it, or name a --user"
             raise OwnershipError(text, hint=hint)
-        say(f"{text}: they could put there what root will serve")
+        say(text)
 
     try:
         there = walk(directory, ROOT, doubt, makes=False)
@@ -97,7 +97,7 @@ def check(directory: Path, say: Callable[[str], None]) -> None:
     try:
         status = os.fstat(there)
         if _guards_names(status, ROOT) and (why := writers(status, ROOT)):
-            doubt(f"{directory}: {why}", False)
+            doubt(_exposed(str(directory), why), False)
         for name in SUBDIRECTORIES:
             if _is_link(name, there):
                 doubt(f"{directory}/{name}: expected a directory, found a link", True)
@@ -119,7 +119,7 @@ def walk(path: Path, user: User, doubt: Doubt, *, makes: bool) -> int:
             status = os.fstat(here)
             why = writers(status, user)
             if why and not _guards_names(status, user):
-                doubt(f"{where}: {why}", False)
+                doubt(_exposed(where, why), False)
             if not left:
                 return here
             name = left.pop()
@@ -145,12 +145,28 @@ def walk(path: Path, user: User, doubt: Doubt, *, makes: bool) -> int:
 def writers(status: os.stat_result, user: User) -> str:
     """Return who but root and the user may write in a directory, or ""."""
     if status.st_uid not in (0, user.uid):
-        return f"it belongs to uid {status.st_uid}"
+        return f"it belongs to uid {status.st_uid}{_stand_in_for_others(status.st_uid)}"
     if status.st_mode & _ALL_MAY_WRITE:
         return f"everybody may write in it (mode {stat.S_IMODE(status.st_mode):04o})"
     if status.st_mode & stat.S_IWGRP and status.st_gid not in (0, user.gid):
         return f"group {status.st_gid} may write in it (mode {stat.S_IMODE(status.st_mode):04o})"
     return ""
+
+
+def _stand_in_for_others(uid: int) -> str:
+    """Say so where it is the uid that all have whom this user namespace does not map."""
+    try:
+        overflow = Path("/proc/sys/kernel/overflowuid").read_bytes()
+        first, *more = Path("/proc/self/uid_map").read_bytes().splitlines()
+    except (OSError, ValueError):
+        return ""
+    if more or first.split() != [b"0", b"0", b"4294967295"]:
+        return ", as any that this user namespace does not map" if int(overflow) == uid else ""
+    return ""
+
+
+def _exposed(where: str, why: str) -> str:
+    return f"{where}: others could exchange what lies there: {why}"
 
 
 def _guards_names(status: os.stat_result, user: User) -> bool:
@@ -208,7 +224,7 @@ def _ready(
             raise Untrusted(f"uid {owner} has made it")
         is_given = _give(descriptor, directory, user, mode if made else None, say)
         if is_given and (why := writers(os.fstat(descriptor), user)):
-            say(f"{directory}: {why}: they could put other weights there")
+            say(_exposed(str(directory), why))
     finally:
         os.close(descriptor)
 

@@ -269,7 +269,8 @@ def test_who_else_could_put_weights_there_is_said_once(house: House) -> None:
     for _ in range(2):
         boot = house.run("serve", "--user", "2000", house.model, "-tp", 2, **places)
         assert boot.events[-1] == "local.hit", boot.stderr
-        assert boot.stderr.count(f"user.directory: {above}: everybody may write in it") == 1
+        text = f"{above}: others could exchange what lies there: everybody may write in it"
+        assert boot.stderr.count(f"user.directory: {text}") == 1
     assert (above / "local").stat().st_uid == 2000
 
 
