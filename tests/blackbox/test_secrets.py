@@ -98,16 +98,20 @@ def test_a_server_that_answers_is_watched_without_a_secret(kept: House) -> None:
     assert holders(kept) == []
 
 
-@pytest.mark.parametrize("stage", ["resolve", "save"])
-def test_no_child_has_a_secret_among_its_words(kept: House, stage: str) -> None:
-    kept.rules(**{stage: {"hang": True}})
-    process = kept.start("serve", kept.model, "-tp", 2, *WORDS)
+@pytest.mark.parametrize(
+    ("command", "child"), [("serve", "resolve"), ("serve", "save"), ("prove", "prove")]
+)
+def test_no_child_has_a_secret_among_its_words(kept: House, command: str, child: str) -> None:
+    if command == "prove":
+        kept.serve()
+    kept.rules(**{"resolve" if child == "resolve" else "save": {"hang": True}})
+    process = kept.start(command, kept.model, "-tp", 2, *WORDS)
     kept.wait_for("hanging")
     found = list(argvs(process.pid))
-    assert any(stage in words for words in found)
+    assert any(child in words for words in found)
     assert [words for words in found if MARK in words] == []
-    assert holders(kept) == []
     assert health(kept)[0] == 1
+    assert holders(kept) == []
     kept.end_hanging()
     assert MARK not in kept.finish(process).stderr
     assert holders(kept) == []
