@@ -126,6 +126,8 @@ def wait(ctx: click.Context, /, output: str, timeout: float, **flags: Any) -> in
         teller.tell(report)
         time.sleep(min(POLL_SECONDS, left))
         report = vigil.look(min(ASK_SECONDS, left))
+    # Else the last thing that systemd shows would be what came before.
+    notify(environ, report.standing.line, is_moving=False)
     emit(output, report.to_json(), report.standing.line)
     return 0 if report.standing.is_healthy else 1
 

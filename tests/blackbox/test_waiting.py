@@ -99,3 +99,14 @@ def test_in_a_unit_systemd_hears_that_there_is_progress(house: House, port: int)
     with serving(house, "--port", port, **STAYS):
         gone = house.run("wait", "--timeout", "0.5s", NOTIFY_SOCKET=house.root / "none-such")
     assert "Traceback" not in gone.stderr
+
+
+def test_in_a_unit_the_last_thing_that_systemd_shows_is_how_it_ended(
+    house: House, port: int
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.settimeout(20)
+        channel.bind(str(house.root / "notify"))
+        with serving(house, "--port", port):
+            house.run("wait", NOTIFY_SOCKET=house.root / "notify")
+        assert channel.recv(4096).decode() == f"STATUS=serving: local on http://*:{port}\n"
