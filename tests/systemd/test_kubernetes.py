@@ -1,0 +1,92 @@
+"""The Kubernetes manifests against the API's own schemas, since there is no cluster here."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from container.image import ROOT
+
+from entrypoint.config import OPTIONS
+from entrypoint.image import ROOMS
+
+MANIFESTS = ROOT / "scripts" / "kubernetes"
+API = "1.37"
+FILES = [
+    *sorted(MANIFESTS.iterdir()),
+    *sorted((ROOT / "scripts" / "systemd").iterdir()),
+    ROOT / "scripts" / "compose.yaml",
+]
+
+
+def load(name: str) -> Any:
+    return pytest.importorskip("yaml").safe_load((MANIFESTS / name).read_text())
+
+
+def validate(manifest: Any) -> None:
+    schemas = pytest.importorskip("kubernetes_validate", reason="scripts/setup installs it")
+    schemas.validate(manifest, API, strict=True)
+
+
+def pods() -> list[tuple[str, Any]]:
+    deployment, pair = load("deployment.yaml"), load("leaderworkerset.yaml")
+    return [
+        ("deployment", deployment["spec"]["template"]),
+        ("leaderworkerset", pair["spec"]["leaderWorkerTemplate"]["workerTemplate"]),
+    ]
+
+
+def test_the_deployment_is_one() -> None:
+    validate(load("deployment.yaml"))
+
+
+def test_the_pods_of_a_group_are_pods() -> None:
+    template = dict(pods())["leaderworkerset"]
+    validate({"apiVersion": "v1", "kind": "PodTemplate", "metadata": {}, "template": template})
+
+
+def test_a_group_is_one_of_leaderworkersets() -> None:
+    path = os.environ.get("LWS_CRD")
+    if not path:
+        pytest.skip("LWS_CRD names no file, and no package brings LeaderWorkerSet's schema")
+    crd = pytest.importorskip("yaml").safe_load(Path(path).read_text())
+    (version,) = (each for each in crd["spec"]["versions"] if each["name"] == "v1")
+    schema = closed(version["schema"]["openAPIV3Schema"])
+    pytest.importorskip("jsonschema").validate(load("leaderworkerset.yaml"), schema)
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema that allows no field it does not name."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    more = {"additionalProperties": False} if isinstance(schema.get("properties"), dict) else {}
+    found = {name: closed(value) for name, value in schema.items()} | more
+    if "x-kubernetes-int-or-string" in found:
+        found.pop("type", None)
+    # Only Kubernetes looks into metadata.
+    if found.get("type") == "object" and len(found) == 1:
+        return {}
+    return found
+
+
+@pytest.mark.parametrize("which", ["deployment", "leaderworkerset"])
+def test_init_and_server_see_the_same_machine(which: str) -> None:
+    spec = dict(pods())[which]["spec"]
+    (pull,), (vllm,) = spec["initContainers"], spec["containers"]
+    for name in ("image", "env", "resources", "securityContext", "volumeMounts"):
+        assert pull[name] == vllm[name], name
+    mounted = {mount["name"] for mount in vllm["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in spec["volumes"]}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_settings_and_commands_are_ours(path: Path) -> None:
+    text = path.read_text()
+    assert set(re.findall(r"SHARDBOOT_\w+", text)) <= {option.variable for option in OPTIONS}
+    commands = {"serve", *(name for names in ROOMS.values() for name in names)}
+    assert set(re.findall(r"(?:=|exec |\[|')shardboot,? (\w+)", text)) <= commands

@@ -1,0 +1,209 @@
+"""Units on a machine that systemd has booted: starts, crashes, stops and reboots.
+
+vLLM is a stub: what matters is what systemd, signals and shardboot do to each other. All share one
+machine, since a Debian to boot takes half a minute to make.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from serving import free_port
+from systemd.harness import DATA, MODEL, OPT, SHARED, UNIT, Machine, blocks
+from systemd.images import SERVICE, as_quadlet, composed, imported
+
+INSTALL, START = blocks("In a unit")
+MOST_EXPOSURE = 2.7
+"""What `systemd-analyze security` may say at most; 10 is no sandbox at all."""
+
+SLOW_READS = """\
+import os, time
+real = os.preadv
+def preadv(descriptor, *words):
+    if "/model-rank-7-" in os.readlink(f"/proc/self/fd/{descriptor}"):
+        time.sleep(1000)
+    return real(descriptor, *words)
+os.preadv = preadv
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(machine: Machine) -> Machine:
+    machine.type(INSTALL)
+    return machine
+
+
+@pytest.fixture(scope="module")
+def quadlet(installed: Machine) -> str:
+    """The unit that quadlet makes of our file."""
+    made = installed.type(f"""
+        mkdir -p {DATA}/quadlet
+        cp scripts/systemd/shardboot@.container {DATA}/quadlet
+        QUADLET_UNIT_DIRS={DATA}/quadlet /usr/libexec/podman/quadlet -dryrun 2>/dev/null
+    """)
+    return made.partition("---shardboot@.service---\n")[2]
+
+
+@pytest.fixture(scope="module")
+def image(machine: Machine) -> Iterator[str]:
+    with imported(machine) as tag:
+        yield tag
+
+
+@pytest.fixture
+def node(installed: Machine) -> Iterator[Machine]:
+    yield installed
+    installed.rules()
+    installed.type(f"""
+        systemctl stop 'shardboot@*'
+        systemctl disable --quiet {UNIT}
+        systemctl reset-failed
+        rm -rf /etc/systemd/system/{UNIT}.service.d {DATA}/* {DATA}/.??* {SHARED}/*
+        systemctl daemon-reload
+    """)
+
+
+def start(node: Machine, *more: str, check: bool = True) -> int:
+    """Start a server as the README says, on a port of its own, with more lines in its file."""
+    port = free_port()
+    text = START.replace("-tp 8\n", "\n".join([f"-tp 8 --port {port}", *more, ""]))
+    assert text != START
+    node.type(text, check=check)
+    return port
+
+
+def drop_in(node: Machine, *lines: str) -> None:
+    text = "\\n".join(["[Service]", *lines])
+    node.type(f"""
+        mkdir -p /etc/systemd/system/{UNIT}.service.d
+        printf '{text}\\n' >/etc/systemd/system/{UNIT}.service.d/test.conf
+        systemctl daemon-reload
+    """)
+
+
+def test_the_units_are_what_systemd_expects_and_sandboxed(installed: Machine) -> None:
+    assert installed.run("systemd-analyze", "verify", f"/etc/systemd/system/{UNIT}.service") == ""
+    # The file itself, without what these tests need.
+    words = ("security", "--no-pager", "--offline=yes", "scripts/systemd/shardboot@.service")
+    said = installed.run("systemd-analyze", *words)
+    (exposure,) = re.findall(r"Overall exposure level.*: (\d+\.\d)", said)
+    print(f"exposure {exposure}")
+    assert float(exposure) <= MOST_EXPOSURE
+
+
+def test_started_means_that_vllm_serves_and_status_says_so(node: Machine) -> None:
+    port = start(node)
+    shown = node.show()
+    assert (shown["ActiveState"], shown["SubState"]) == ("active", "running")
+    assert shown["StatusText"] == f"serving: saved on http://*:{port}"
+    assert f'Status: "{shown["StatusText"]}"' in node.run("systemctl", "status", UNIT)
+    assert "saving: " in node.log()
+    process = dict(
+        line.split(":\t")
+        for line in node.run("cat", f"/proc/{shown['MainPID']}/status").splitlines()
+    )
+    assert node.run("id", "-u", "vllm").split() == process["Uid"].split()[:1]
+    assert int(process["CapBnd"], 16) == 0
+    assert (process["NoNewPrivs"], process["Seccomp"]) == ("1", "2")
+
+
+def test_after_a_reboot_it_serves_the_same_checkpoint(node: Machine) -> None:
+    start(node)
+    node.reboot()
+    node.wait_until(ActiveState="active")
+    assert node.attempts() == ["save: local.absent", "local.hit"]
+
+
+@pytest.mark.parametrize("victim", ["vllm", "worker"])
+def test_a_crash_is_a_local_hit_a_moment_later(node: Machine, victim: str) -> None:
+    start(node)
+    before = node.processes()
+    main, worker = before
+    node.type(f"kill -KILL {main if victim == 'vllm' else worker}")
+    killed = time.monotonic()
+    shown = node.wait_until(ActiveState="active", NRestarts="1")
+    print(f"{victim}: {time.monotonic() - killed:.1f} s until it serves again")
+    assert node.attempts() == ["save: local.absent", "local.hit"]
+    assert shown["StatusText"].startswith("serving: local on ")
+    assert not set(before) & set(node.processes())
+
+
+def test_a_stop_during_a_copy_is_a_clean_end_and_the_next_start_goes_on(node: Machine) -> None:
+    start(node)
+    node.type(f"chown vllm {SHARED}; {OPT}/bin/shardboot push --shared {SHARED} {MODEL} -tp 8")
+    node.type(f"systemctl stop {UNIT}; rm -rf {DATA}/checkpoints")
+    (node.data / "sitecustomize.py").write_text(SLOW_READS)
+    drop_in(node, f"Environment=PYTHONPATH={DATA}")
+    node.type(f"systemctl start --no-block {UNIT}")
+    node.wait_until(StatusText="copying: ")
+    stopping = time.monotonic()
+    node.type(f"systemctl stop {UNIT}")
+    assert time.monotonic() - stopping < 10
+    shown = node.show()
+    assert (shown["ActiveState"], shown["Result"]) == ("inactive", "success")
+    assert node.processes() == []
+    assert len(list((node.data / "checkpoints" / ".staging").iterdir())) == 1
+    (node.data / "sitecustomize.py").unlink()
+    node.type(f"systemctl start {UNIT}")
+    assert "copy.resumed: " in node.log()
+    assert node.attempts() == ["save: local.absent", "copy: shared.hit"]
+
+
+def test_what_dies_again_and_again_while_it_loads_is_given_up_for_the_source(
+    node: Machine,
+) -> None:
+    node.rules(dies_loading=True)
+    start(node, "SHARDBOOT_QUARANTINE_AFTER=2", check=False)
+    shown = node.wait_until(ActiveState="active")
+    assert shown["NRestarts"] == "2"
+    assert shown["StatusText"].startswith("serving: source on ")
+    assert node.attempts() == ["save: local.absent", "local.hit", "local.quarantined"]
+
+
+def test_what_starting_again_cannot_mend_is_not_started_again(node: Machine) -> None:
+    start(node, "SHARDBOOT_LOCL_DIR=/x", check=False)
+    shown = node.wait_until(ActiveState="failed")
+    assert (shown["ExecMainStatus"], shown["NRestarts"]) == ("10", "0")
+    assert "did you mean SHARDBOOT_LOCAL_DIR?" in node.log()
+
+
+def test_a_slow_start_has_time_as_long_as_it_is_under_way(node: Machine) -> None:
+    drop_in(node, "TimeoutStartSec=2s")
+    node.rules(warm_up=4)
+    start(node)
+    assert node.show()["NRestarts"] == "0"
+
+
+def test_quadlet_makes_a_unit_that_systemd_expects(node: Machine, quadlet: str) -> None:
+    (node.data / "shardboot@.service").write_text(quadlet)
+    # Only the generator of units is here.
+    node.type("ln -sf /bin/true /usr/bin/podman")
+    assert node.run("systemd-analyze", "verify", f"{DATA}/shardboot@.service") == ""
+
+
+def test_quadlets_container_serves_as_the_images_user(
+    node: Machine, quadlet: str, image: str
+) -> None:
+    start(node)
+    node.type(f"systemctl stop {UNIT}; rm -rf {DATA}/*")
+    with as_quadlet(node, quadlet, image) as container:
+        assert "serving: saved on " in container.run("wait")
+        assert container.is_healthy()
+        process = container.status()
+        assert process["Uid"] == [SERVICE.partition(":")[0]] * 4
+        assert (process["NoNewPrivs"], process["CapPrm"]) == (["1"], ["0" * 16])
+
+
+def test_composes_container_is_started_again_on_a_local_hit(node: Machine, image: str) -> None:
+    port = free_port()
+    with composed(node, image, f"{MODEL} -tp 8 --port {port}") as container:
+        assert f"serving: saved on http://*:{port}" in container.run("wait")
+        os.kill(container.pid(), signal.SIGKILL)
+        container.wait_until_restarted()
+        assert f"serving: local on http://*:{port}" in container.run("wait")
+        assert container.status()["Uid"] == [SERVICE.partition(":")[0]] * 4
