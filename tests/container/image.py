@@ -26,7 +26,8 @@ VLLM_HOME: Final = "/opt/vllm"
 """Where vLLM lies in the image: a Python of its own, with what is mounted from here."""
 
 SEARCH_PATH: Final = f"{VLLM_HOME}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-PREFLIGHT: Final = "import blake3, click, ctypes, pip, setuptools, sqlite3, ssl"
+# After pip, setuptools cannot be imported everywhere.
+PREFLIGHT: Final = "import setuptools, blake3, click, ctypes, pip, sqlite3, ssl"
 
 
 @contextlib.contextmanager
