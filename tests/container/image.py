@@ -27,7 +27,7 @@ VLLM_HOME: Final = "/opt/vllm"
 
 SEARCH_PATH: Final = f"{VLLM_HOME}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # After pip, setuptools cannot be imported everywhere.
-PREFLIGHT: Final = "import setuptools, blake3, click, ctypes, pip, sqlite3, ssl"
+PREFLIGHT: Final = "import blake3, click, ctypes, setuptools, sqlite3, ssl"
 
 
 @contextlib.contextmanager
