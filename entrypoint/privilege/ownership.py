@@ -2,7 +2,7 @@
 
 Whoever may change a directory can put anything in the place of what lies below. So root walks from
 `/`, one open directory after the other, says who else could, and follows no link that others may
-have put there. It gives away what it has just made, or what was its own.
+have put there. It gives away what it has just made, or what is empty.
 """
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
@@ -12,10 +12,11 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from entrypoint.errors import OwnershipError
 from entrypoint.privilege.user import ROOT, User
+from entrypoint.state.memory import Subject
 
 _READ: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PASS: Final = _READ | os.O_PATH
@@ -29,7 +30,8 @@ _ALL_MAY_WRITE: Final = stat.S_IWOTH
 
 SUBDIRECTORIES: Final = (
     *(".staging", ".trash", ".pins", ".leases"),
-    *("memory", "status", "stops", "rejections", "proofs", "logs", "home"),
+    *("status", "stops", "rejections", "proofs", "logs", "home"),
+    *("memory", *(f"memory/{subject}" for subject in get_args(Subject))),
 )
 """What may never be a link: all that is deleted, or made, lies in one of these."""
 
@@ -195,17 +197,22 @@ def _enter(here: int, name: str, *, makes: bool) -> int:
 
 
 def _make(parent: int, name: str) -> tuple[bool, int]:
-    """Return whether a directory had to be made, and a descriptor of it. Raises: OSError."""
+    """Return whether a directory had to be made, and is root's, and a descriptor of it.
+
+    Raises: OSError; Untrusted.
+    """
     try:
         os.mkdir(name, 0o700, dir_fd=parent)
         made = True
     except FileExistsError:
         made = False
     descriptor = os.open(name, _READ, dir_fd=parent)
-    if made and os.fstat(descriptor).st_uid != os.geteuid():
-        # Where the user may write, it may have been exchanged since; or root is nobody there.
-        made = False
-    return made, descriptor
+    if made and os.listdir(descriptor):
+        os.close(descriptor)
+        # Where others may write, for any that lies there, a secret one of root's, too.
+        raise Untrusted(f"{name} was exchanged when it had just been made")
+    # Where root is nobody, what it makes is not root's.
+    return made and os.fstat(descriptor).st_uid == os.geteuid(), descriptor
 
 
 def _ready(

@@ -2,7 +2,6 @@
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
-import grp
 import os
 import pwd
 from collections.abc import Iterable
@@ -57,6 +56,8 @@ def _passwd(who: str) -> pwd.struct_passwd | None:
 def _group_id(group: str, word: str) -> int:
     if _is_id(group):
         return int(group)
+    import grp  # noqa: PLC0415 - numbers need it not
+
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:

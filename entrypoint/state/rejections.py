@@ -71,8 +71,7 @@ class Rejections:
         try:
             if not path.parent.is_dir():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # The umask of whoever rejects must not hide it.
-                path.parent.chmod(PUBLIC_DIRECTORY)
+                _publish(path.parent)
             write_json(path, entry, PUBLIC)
         except OSError:
             return False
@@ -89,3 +88,13 @@ class Rejections:
 
     def _path(self, digest: str) -> Path:
         return self.root / "rejections" / f"{digest}.json"
+
+
+def _publish(directory: Path) -> None:
+    """Let all read a directory, whatever the umask of whoever rejects; no link is followed."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(directory, flags)
+    try:
+        os.fchmod(descriptor, PUBLIC_DIRECTORY)
+    finally:
+        os.close(descriptor)

@@ -210,7 +210,7 @@ def meant(boots: Iterable[Status]) -> Status | None:
 def touch(root: Path, boot: str) -> None:
     """Note that somebody asks about this boot, so that its file is the last one to be forgotten."""
     with contextlib.suppress(OSError):
-        os.utime(_path(root, boot))
+        os.utime(_path(root, boot), follow_symlinks=False)
 
 
 def forget_oldest(root: Path) -> None:

@@ -271,6 +271,20 @@ def test_what_root_rejects_is_read_by_the_service_user_whatever_the_umask(tmp_pa
     assert (tmp_path / "rejections").stat().st_mode & 0o777 == 0o755
 
 
+def test_a_link_in_the_place_of_their_directory_is_not_opened_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir(mode=0o700)
+
+    def exchange(path: Path, **_: object) -> None:
+        path.symlink_to(precious)
+
+    monkeypatch.setattr(Path, "mkdir", exchange)
+    assert not Rejections(tmp_path).add("d", "operator", "why")
+    assert precious.stat().st_mode & 0o777 == 0o700
+
+
 def test_of_many_logs_the_newest_stay(tmp_path: Path) -> None:
     for number in range(30):
         with open_log(tmp_path / f"save-{number}.log") as log:

@@ -210,35 +210,40 @@ def test_what_can_be_no_directory_is_exit_60(place: Path, kind: str) -> None:
 
 @needs_root
 @pytest.mark.parametrize("with_what", ["link", "their own", "roots"])
+@pytest.mark.parametrize("below", ["", "below"])
 def test_what_is_exchanged_between_making_and_opening_gets_nobody_anything(
-    place: Path, monkeypatch: pytest.MonkeyPatch, with_what: str
+    place: Path, monkeypatch: pytest.MonkeyPatch, with_what: str, below: str
 ) -> None:
     theirs = directory(place / "theirs", 0o755, OTHER)
     precious = directory(place / "precious", 0o700)
     (precious / "secret").write_text("x")
-    real: Callable[..., None] = os.mkdir
+    mkdir: Callable[..., None] = os.mkdir
 
-    def mkdir(name: str, *words: int, dir_fd: int) -> None:
-        real(name, *words, dir_fd=dir_fd)
+    def make_and_exchange(name: str, *words: int, dir_fd: int) -> None:
+        mkdir(name, *words, dir_fd=dir_fd)
+        if name != "store":
+            return
         os.rmdir(theirs / "store")
         match with_what:
             case "link":
                 (theirs / "store").symlink_to(precious)
             case "their own":
-                real(theirs / "store")
+                mkdir(theirs / "store")
                 os.chown(theirs / "store", OTHER, OTHER)
             case _:
                 precious.rename(theirs / "store")
 
-    monkeypatch.setattr(os, "mkdir", mkdir)
+    monkeypatch.setattr(os, "mkdir", make_and_exchange)
     try:
-        prepared(theirs / "store")
+        said = prepared(theirs / "store" / below)
+        assert ("exchanged when" in said[-1]) == (with_what == "roots")
     except OwnershipError:
         assert with_what == "link"
-    owner = OTHER if with_what == "their own" else 0
-    assert (theirs / "store").stat().st_uid == owner
-    held = precious if precious.exists() else theirs / "store"
-    assert facts(held)[2] in (0o700, 0o755)
+    if with_what == "their own":
+        assert facts(theirs / "store") == (OTHER, OTHER, 0o755)
+    held = theirs / "store" if with_what == "roots" else precious
+    assert facts(held) == (0, 0, 0o700)
+    assert os.listdir(held) == ["secret"]
 
 
 def checked(path: Path) -> list[str]:
@@ -261,9 +266,10 @@ def test_root_that_stays_root_hears_who_decides_what_it_serves(place: Path) -> N
 
 
 @needs_root
-@pytest.mark.parametrize("name", [".trash", ".staging", "status", "memory"])
+@pytest.mark.parametrize("name", [".trash", ".staging", "status", "memory", "memory/engines"])
 def test_root_that_stays_root_works_beside_no_planted_link(place: Path, name: str) -> None:
     store = directory(place / "store", 0o755, OTHER)
+    (store / name).parent.mkdir(exist_ok=True)
     (store / name).symlink_to("/etc")
     with pytest.raises(OwnershipError, match=f"{store}/{name}: .*a link"):
         checked(store)

@@ -91,6 +91,16 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert status.read_all(tmp_path) == []
 
 
+def test_a_link_that_somebody_put_there_is_not_touched_through(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.touch()
+    os.utime(precious, (1, 1))
+    (tmp_path / "status").mkdir()
+    (tmp_path / "status" / "b1.json").symlink_to(precious)
+    status.touch(tmp_path, "b1")
+    assert precious.stat().st_mtime == 1
+
+
 def test_files_are_bounded_in_number_and_those_asked_about_stay(tmp_path: Path) -> None:
     for number in range(status.MAX_FILES + 3):
         status.write(tmp_path, FULL._replace(boot=f"b{number}", started=float(number)))
