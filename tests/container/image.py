@@ -36,7 +36,8 @@ def shared_image(room: Path) -> Iterator[str]:
 
     Skips, with the reason, where there can be none.
     """
-    with (room / "image.tag").open("a+") as file:
+    with (room / "image.users").open("w") as users, (room / "image.tag").open("a+") as file:
+        fcntl.flock(users, fcntl.LOCK_SH)
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         tag = file.read()
@@ -44,10 +45,10 @@ def shared_image(room: Path) -> Iterator[str]:
             tag = f"localhost/shardboot-test:{uuid.uuid4().hex}"
             make(room / "image", tag)
             print(tag, end="", file=file, flush=True)
-        fcntl.flock(file, fcntl.LOCK_SH)
+        fcntl.flock(file, fcntl.LOCK_UN)
         yield tag
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.truncate(0)
             podman("rmi", "--force", tag)
 
