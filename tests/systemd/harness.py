@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
@@ -20,8 +21,8 @@ from blackbox.harness import make_source
 from container.image import PODMAN, ROOT, last_line, limits, podman
 
 SUITE: Final = "trixie"
-# An interpreter from elsewhere wants some of the libraries of Debian's own.
-PACKAGES: Final = "libexpat1,libffi8,libsqlite3-0,systemd-sysv"
+# An interpreter from elsewhere wants some of the libraries of Debian's own; vLLM wants libnuma1.
+PACKAGES: Final = "libexpat1,libffi8,libnuma1,libsqlite3-0,systemd-sysv"
 # podman as a whole, with what it needs, would take as long as all the rest.
 QUADLET: Final = """\
 cd /tmp
@@ -72,6 +73,9 @@ def debian(root: Path) -> None:
     for program in ("podman", "runc", "debootstrap"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed (scripts/packages)")
+    # Nobody needs this Debian after a power loss.
+    (root / "etc/dpkg/dpkg.cfg.d").mkdir(parents=True)
+    (root / "etc/dpkg/dpkg.cfg.d/unsafe").write_text("force-unsafe-io\n")
     bootstrap = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(root)]
     for command in (bootstrap, ["chroot", str(root), "sh", "-euc", QUADLET]):
         done = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -97,7 +101,7 @@ class Machine:
         for directory in (self.opt / "bin", self.data, self.shared):
             directory.mkdir(parents=True)
         make_source(self.models / "llama")
-        self._install_stub()
+        self.install()
         self.rules()
 
     def boot(self) -> None:
@@ -136,16 +140,22 @@ class Machine:
             f"mkdir -p {path}; printf '[Service]\\nProtectHome=read-only\\n' >{path}/homes.conf"
         )
 
-    def _install_stub(self) -> None:
+    def install(self, programs: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Lay programs into /opt/vllm/bin, as links; a `vllm` that is not given is the stub."""
         stub = Path(__file__).with_name("stub_server.py")
         python = PYTHON_STUB.format(
             tests=ROOT / "tests", root=ROOT, python=binary("python"), stub=stub, opt=OPT
         )
-        programs = {"python3-stub": python, "vllm": f"#!{OPT}/bin/python3-stub\n"}
-        for name, text in programs.items():
-            (self.opt / "bin" / name).write_text(text)
-            (self.opt / "bin" / name).chmod(0o755)
-        (self.opt / "bin" / "shardboot").symlink_to(binary("shardboot"))
+        texts = {"python3-stub": python, "vllm": f"#!{OPT}/bin/python3-stub\n"}
+        for name, text in texts.items():
+            path = self.opt / "bin" / name
+            path.unlink(missing_ok=True)
+            path.write_text(text)
+            path.chmod(0o755)
+        for name, target in {"shardboot": binary("shardboot"), **programs}.items():
+            path = self.opt / "bin" / name
+            path.unlink(missing_ok=True)
+            path.symlink_to(target)
 
     def rules(self, **rules: object) -> None:
         """Say how the stub serves from now on."""
@@ -190,9 +200,11 @@ class Machine:
         lines = self.run("systemctl", "show", unit).splitlines()
         return dict(line.partition("=")[::2] for line in lines)
 
-    def wait_until(self, unit: str = UNIT, **wanted: str) -> dict[str, str]:
+    def wait_until(
+        self, unit: str = UNIT, seconds: float = SECONDS, **wanted: str
+    ) -> dict[str, str]:
         """Wait until what systemd says of a unit begins like this; return all that it says then."""
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             shown = self.show(unit)
             if all(shown[name].startswith(value) for name, value in wanted.items()):
@@ -243,3 +255,7 @@ def blocks(section: str) -> list[str]:
     """Return what a section of the README tells to type, a block each."""
     text = (ROOT / "README.md").read_text().partition(f"\n## {section}\n")[2]
     return re.findall(r"^```sh\n(.*?)^```", text.partition("\n## ")[0], re.MULTILINE | re.DOTALL)
+
+
+INSTALL, START = blocks("In a unit")
+"""What a newcomer types once, and for each server."""

@@ -1,7 +1,7 @@
 """Units on a machine that systemd has booted: starts, crashes, stops and reboots.
 
 vLLM is a stub: what matters is what systemd, signals and shardboot do to each other. All share one
-machine, since a Debian to boot takes half a minute to make.
+machine, and one file, since a Debian to boot takes half a minute to make.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Iterator
 
 import pytest
 from serving import free_port
-from systemd.harness import DATA, MODEL, OPT, SHARED, UNIT, Machine, blocks
+from systemd.harness import DATA, INSTALL, MODEL, OPT, SHARED, START, UNIT, Machine
 from systemd.images import SERVICE, as_quadlet, composed, imported
 
-INSTALL, START = blocks("In a unit")
 MOST_EXPOSURE = 2.7
 """What `systemd-analyze security` may say at most; 10 is no sandbox at all."""
 
