@@ -113,7 +113,7 @@ class Machine:
             "--network",
             "host",
             "--shm-size",
-            "256m",
+            "1g",
             *limits(),
         ]
         # The units' sandboxes are made of mounts.
