@@ -200,6 +200,8 @@ def _situation(
             shared = _look_far(shared_store, wanted, memory)
         elif shared_store is not None:
             shared = Absent("not looked at")
+    if not is_checkpoint and not isinstance(local, Complete):
+        source.require_readable()
     return Situation(
         local=local,
         shared=shared,

@@ -17,7 +17,7 @@ from blake3 import blake3
 from entrypoint.checkpoint.digest import PIECE_BYTES, Json, digest_file, digest_json
 from entrypoint.checkpoint.key import Key
 from entrypoint.errors import DamagedError, StoreError
-from entrypoint.model.survey import SourceFile, Survey, hub_cache
+from entrypoint.model.survey import SourceFile, Survey, hub_cache, require_readable
 from entrypoint.state.memory import Memory
 
 SAMPLE_BYTES: Final = 64
@@ -54,7 +54,7 @@ def recall(survey: Survey, memory: Memory) -> Identity:
     Remembered under every file's (path, size, mtime, inode, ctime); else, where the directory,
     names, sizes, mtimes and a sample of bytes of every tensor are as remembered, taken for the
     same files, unless their mtimes were made equal by whoever packed them.
-    Raises: StoreError when a model file cannot be read.
+    Raises: StoreError when a model file cannot be read; OwnershipError when a weight file may not.
     """
     if survey.directory is None or survey.is_checkpoint:
         return Identity({}, {})
@@ -62,6 +62,7 @@ def recall(survey: Survey, memory: Memory) -> Identity:
     known = memory.recall("identities", question)
     if isinstance(known, dict) and known.get("stamps") == survey.stamps:
         return _identity_from(known)
+    require_readable(survey)
     root = Path(survey.directory)
     try:
         model_files = {f.path: digest_file(root / f.path) for f in survey.model_files}

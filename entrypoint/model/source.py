@@ -15,7 +15,7 @@ from entrypoint.model.identity import (
     recall,
     remember_word,
 )
-from entrypoint.model.survey import Survey, survey
+from entrypoint.model.survey import Survey, require_readable, survey
 from entrypoint.state.memory import Memory
 
 
@@ -77,6 +77,11 @@ class SourceView:
         text = f"{word} is not on this machine; {self.stand_in.name} tells its config"
         self.log.line("source.elsewhere", text)
         return self.stand_in.laid_out()
+
+    def require_readable(self) -> None:
+        """Make sure that this user may read the weights that are here. Raises: OwnershipError."""
+        if self.here.directory is not None:
+            require_readable(self.here)
 
     @property
     def here(self) -> Survey:

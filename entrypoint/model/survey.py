@@ -1,4 +1,4 @@
-"""Looking at the source: where it is, which files it has, who may read them.
+"""Looking at the source: where it is, which files it has, whether this user may read them.
 
 Every look runs in a child with a time bound: a hung mount must never block a boot that has a
 checkpoint already.
@@ -77,16 +77,50 @@ def survey(
 ) -> Survey:
     """Look at the source in a child, for at most `seconds`; a hang is reported, never waited for.
 
-    Raises: OwnershipError when the source is there and this user may not read it.
+    Raises: OwnershipError when the source is there and this user may not read its small files.
     """
     answer = within(seconds, lambda: cast("Json", look(word, revision, environ)._asdict()))
     if not isinstance(answer, dict):
         return Survey(word=word, timed_out=True)
     found = _decode(cast("dict[str, Any]", answer))
     if found.denied:
-        msg = f"{found.denied}: uid {os.geteuid()} may not read the model"
-        raise OwnershipError(msg, hint="chown or chmod the source, or choose another --user")
+        raise _not_readable(found.denied)
     return found
+
+
+def require_readable(found: Survey, seconds: float = LOOK_SECONDS) -> None:
+    """Open every weight file, in a child that is not waited for any longer than that.
+
+    A hit has no need of it, and on a network each file costs a round trip.
+    Raises: OwnershipError naming a file that this user may not read.
+    """
+    denied = within(seconds, lambda: _first_denied(found))
+    if denied:
+        raise _not_readable(str(denied))
+
+
+def _not_readable(path: str) -> OwnershipError:
+    msg = f"{path}: uid {os.geteuid()} may not read the model"
+    return OwnershipError(msg, hint="chown or chmod the source, or choose another --user")
+
+
+def _first_denied(found: Survey) -> str:
+    """Return the first weight file that may not be read, or ""."""
+    for file in found.weights:
+        path = os.path.join(str(found.directory), file.path)
+        try:
+            _open(path)
+        except PermissionError:
+            return path
+        except OSError:
+            # Whoever reads it will say what is wrong.
+            continue
+    return ""
+
+
+def _open(path: str) -> None:
+    # Modes do not tell: of ACLs, of root_squash, of what a FUSE server thinks.
+    os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def _decode(fields: dict[str, Any]) -> Survey:
@@ -208,6 +242,9 @@ def _files(directory: str) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ..
             model_files.append(path)
     # vLLM takes safetensors where the top level has any, and looks at no other weights then.
     weights = [*(preferred or other), *below]
+    for path in model_files:
+        # Every boot may have to read these; weights, see `require_readable`.
+        _open(os.path.join(directory, path))
     return (
         tuple(_stat(directory, path) for path in sorted(weights, key=_components)),
         tuple(_stat(directory, path) for path in sorted(model_files, key=_components)),
@@ -251,12 +288,7 @@ def _raise_at(top: str) -> Callable[[OSError], None]:
 
 def _stat(directory: str, relative: str) -> SourceFile:
     path = os.path.join(directory, relative)
-    # Opened, since modes do not tell: of ACLs, of root_squash, of what a FUSE server thinks.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        status = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
+    status = os.stat(path)
     return SourceFile(
         relative,
         status.st_size,

@@ -303,6 +303,14 @@ def test_what_one_user_could_open_is_opened_again_by_another(house: House) -> No
     assert boot.vllm["uids"] == [3000] * 3
 
 
+def test_weights_that_the_user_may_not_read_are_an_error_of_ownership(house: House) -> None:
+    weights = next(house.model.glob("*.safetensors"))
+    weights.chmod(0o600)
+    boot = house.run("serve", "--user", "2000", house.model, "-tp", 2)
+    assert (boot.status, boot.vllm) == (60, {})
+    assert f"{weights}: uid 2000 may not read the model" in boot.stderr
+
+
 @pytest.mark.parametrize("word", ["--dir-mode", "--file-mode"])
 def test_no_mode_lets_everybody_write(house: House, word: str) -> None:
     boot = house.run("serve", "--user", "2000", word, "0777", house.model, "-tp", 2)

@@ -11,7 +11,7 @@ from checkpoints import make_checkpoint, outlive_ctime
 
 from entrypoint.errors import OwnershipError
 from entrypoint.model import survey as surveys
-from entrypoint.model.survey import Survey, hub_cache, is_copied, survey
+from entrypoint.model.survey import Survey, hub_cache, is_copied, require_readable, survey
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 BLOB = "ab" * 32
@@ -234,9 +234,23 @@ def test_what_this_user_may_not_read_is_an_error_of_ownership(tmp_path: Path, cl
 
     def check() -> None:
         with pytest.raises(OwnershipError, match="uid 2000") as caught:
-            look(model)
+            require_readable(look(model))
         assert caught.value.exit_code == 60
         assert caught.value.hint
+
+    as_nobody(check)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_a_look_opens_no_weights(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    tmp_path.parent.chmod(0o755)
+    tmp_path.parent.parent.chmod(0o755)
+    model = fill(tmp_path / "model", "config.json", "model.safetensors")
+    (model / "model.safetensors").chmod(0o600)
+
+    def check() -> None:
+        assert [file.path for file in look(model).weights] == ["model.safetensors"]
 
     as_nobody(check)
 
