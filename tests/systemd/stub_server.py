@@ -2,7 +2,8 @@
 
     stub_server.py ROOM …    called as blackbox/stub_vllm.py is
 
-It serves HTTP with a worker process until it is told to stop, and fails when the worker does.
+It serves HTTP with a worker process until it is told to stop, or the worker dies; then, as vLLM, it
+ends with 0.
 `ROOM/rules.json` may have it die while it loads a checkpoint (`dies_loading`), or answer only
 after some seconds (`warm_up`).
 """
@@ -39,7 +40,7 @@ def serve(words: list[str], rules: dict[str, Any]) -> None:
     time.sleep(rules.get("warm_up", 0))
     stub_http.listen(args, lambda: 200)
     worker.wait()
-    sys.exit("a worker died")
+    os._exit(0)
 
 
 def main() -> None:
