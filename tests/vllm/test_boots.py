@@ -131,6 +131,7 @@ def test_another_node_copies_from_the_shared_store(field: Field, plain: Boot, sa
     assert field.checkpoint("two").name == pushed["checkpoint"]["name"]
 
 
+@pytest.mark.long
 def test_checkpoint_directory_serves_as_the_model(field: Field, plain: Boot, saved: Boot) -> None:
     found = field.boot("shardboot", field.node("three"), field.checkpoint("one"), *TP2)
     assert (found.tier, found.reason) == ("local", "local.hit")

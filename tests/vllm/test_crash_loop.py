@@ -118,6 +118,7 @@ def test_a_tensor_of_another_shape_is_met_by_loading_the_source_in_the_same_proc
     assert node.plan()["checkpoint"]["name"] == f"{manifest.name}-g2"
 
 
+@pytest.mark.long
 def test_a_truncated_file_is_found_before_exec_and_saved_anew(
     saved: tuple[Path, Boot], node: Node
 ) -> None:

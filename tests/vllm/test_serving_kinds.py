@@ -24,11 +24,10 @@ from serving import FLAGS, Server, decision, environment
 from entrypoint.checkpoint import manifest as manifests
 from entrypoint.checkpoint.manifest import MANIFEST, Manifest
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 PROMPTS = ("The first word", "0123456789")
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
-LONG = pytest.mark.long
 
 
 class Case:
@@ -98,7 +97,6 @@ def picture(red: int, size: int = 64) -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("tp", [1, 2])
 def test_images_are_answered_alike(tp: int, room: Path) -> None:
     model = room / "vision"
@@ -120,7 +118,6 @@ def test_images_are_answered_alike(tp: int, room: Path) -> None:
     assert len({answer.tokens for answer in plain}) == len(plain)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("tp", [1, 2])
 def test_adapters_answer_alike_and_change_no_key(tp: int, room: Path) -> None:
     model, adapter = room / "dense", room / "adapter"
@@ -136,14 +133,7 @@ def test_adapters_answer_alike_and_change_no_key(tp: int, room: Path) -> None:
     assert (bare["action"], bare["reason"]) == ("reuse", "local.hit")
 
 
-@pytest.mark.parametrize(
-    ("tp", "method"),
-    [
-        (1, "draft_model"),
-        pytest.param(2, "draft_model", marks=LONG),
-        pytest.param(1, "ngram", marks=LONG),
-    ],
-)
+@pytest.mark.parametrize(("tp", "method"), [(1, "draft_model"), (2, "draft_model"), (1, "ngram")])
 def test_drafts_are_as_good_and_answers_alike(tp: int, method: str, room: Path) -> None:
     # The draft's shapes are the model's own: taking one's weights for the other's would be silent.
     model, draft = room / "dense", room / "draft"
@@ -167,7 +157,6 @@ def test_drafts_are_as_good_and_answers_alike(tp: int, method: str, room: Path) 
         assert plain[1] > 0
 
 
-@pytest.mark.long
 def test_replicas_of_a_dense_model_load_one_checkpoint(room: Path) -> None:
     model = room / "dense"
     case = Case(room / "replicas", model, "-dp", "2", world=2)
