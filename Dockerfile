@@ -41,5 +41,5 @@ LABEL org.opencontainers.image.title="shardboot" \
 # As root it makes the volume ready and is this user from then on; started as anyone else, it stays that.
 ENV SHARDBOOT_USER=2000:2000
 VOLUME /var/lib/shardboot
-HEALTHCHECK --start-period=1h --interval=10s --timeout=10s CMD ["shardboot", "health"]
+HEALTHCHECK --start-period=3h --interval=10s --timeout=10s CMD ["shardboot", "health"]
 ENTRYPOINT ["shardboot", "enter"]

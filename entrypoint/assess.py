@@ -86,6 +86,8 @@ def doubted(boot: Boot, assessment: Assessment, found: Finding) -> Assessment:
     """
     situation = assessment.situation._replace(local=found)
     store, resolution = assessment.shared_store, assessment.resolution
+    if situation.has_source:
+        assessment.source.require_readable()
     if store is not None and resolution is not None and situation.has_source:
         wanted = _wanted(boot.settings, resolution, assessment.source)
         before = assessment.situation.local

@@ -11,7 +11,7 @@ from entrypoint import config
 from entrypoint.config import SWITCH, Settings
 from entrypoint.errors import ConfigError
 from entrypoint.log import Log
-from entrypoint.privilege.stepping_down import look_after, step_down
+from entrypoint.privilege.stepping_down import become_reader, look_after, step_down
 
 if TYPE_CHECKING:
     from entrypoint.assess import Boot
@@ -125,10 +125,12 @@ def settings_as_user(
     settings = read_settings(flags, environ)
     log = Log("", as_json=settings.log_format == "json")
     tighten_umask()
-    if settings.user is not None:
-        step_down(settings, environ, log, touches_store=False)
-    else:
+    if not opens_stores:
+        become_reader(settings, environ)
+    if settings.user is None:
         look_after(settings)
+    elif opens_stores:
+        step_down(settings, environ, log, touches_store=False)
     return settings
 
 

@@ -33,8 +33,8 @@ def adapt(environ: MutableMapping[str, str], user: User) -> None:
 def shelter(environ: MutableMapping[str, str], state_dir: Path) -> None:
     """Give whoever runs vLLM a name where there is none, and places for caches, kept over boots.
 
-    Places are needed where the home cannot be written. To be called as the user who runs vLLM.
-    Where `state_dir` cannot be written either, none is set.
+    Places are needed where the home, or the usual one in it, cannot be written. To be called as
+    the user who runs vLLM. Where `state_dir` cannot be written either, none is set.
     """
     home = environ.get("HOME") or ""
     is_named = any(environ.get(name) for name in NAMES)
@@ -43,7 +43,9 @@ def shelter(environ: MutableMapping[str, str], state_dir: Path) -> None:
         home = home or known_home or ""
         if known_home is None and not is_named:
             environ["USER"] = environ["LOGNAME"] = str(os.geteuid())
-    if home and _may_write(home):
+    usual = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
+    # What is mounted below .cache has had it made, as root's, where it was not there.
+    if home and _may_write(home) and _may_write(usual):
         return
     place = f"{state_dir}/{PLACE}"
     try:
@@ -53,7 +55,7 @@ def shelter(environ: MutableMapping[str, str], state_dir: Path) -> None:
         return
     if not os.access(place, os.W_OK | os.X_OK):
         return
-    for name, value in caches(environ.get("XDG_CACHE_HOME") or f"{home}/.cache", place).items():
+    for name, value in caches(usual, place).items():
         if not environ.get(name):
             environ[name] = value
     if not home:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import MutableMapping
 
@@ -58,6 +59,18 @@ def _stay(named: str | None, log: Log) -> None:
 
         if user.resolve_user(named).uid != os.geteuid():
             log.line("user.kept", f"not root, so this stays uid {os.geteuid()}")
+
+
+def become_reader(settings: Settings, environ: MutableMapping[str, str]) -> None:
+    """As root: become whom the state directory belongs to, so as to read and note what it could.
+
+    Where it is root's, or not there: the user that is named.
+    """
+    word = settings.user
+    with contextlib.suppress(OSError):
+        owner = os.stat(settings.state_dir).st_uid
+        word = str(owner) if owner else word
+    become_user(word, environ)
 
 
 def look_after(settings: Settings) -> None:

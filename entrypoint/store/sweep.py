@@ -48,9 +48,17 @@ def discard(root: Path, staged: Iterable[Path], dir_mode: int) -> dict[Path, OSE
 def empty_trash(root: Path) -> list[str]:
     """Delete what is in the trash as far as that goes, and return the names that are gone.
 
-    A file held open on NFS stays as `.nfsXXXX`; it goes once its reader is gone.
+    A file held open on NFS stays as `.nfsXXXX`; it goes once its reader is gone. A link in the
+    place of the trash is not followed, nor one that somebody puts there meanwhile.
     """
-    return [path.name for path in in_trash(root) if tree.remove(path)]
+    try:
+        trash = os.open(root / TRASH, tree.DIRECTORY)
+    except OSError:
+        return []
+    try:
+        return [name for name in sorted(os.listdir(trash)) if tree.remove(Path(name), trash)]
+    finally:
+        os.close(trash)
 
 
 def in_trash(root: Path) -> list[Path]:
@@ -93,10 +101,15 @@ def orphaned(root: Path) -> list[Path]:
 
 
 def _entries(directory: Path) -> list[Path]:
+    """Return what lies in a hidden directory; one of ours is never a link."""
     try:
-        return sorted(directory.iterdir())
+        descriptor = os.open(directory, tree.DIRECTORY)
     except OSError:
         return []
+    try:
+        return sorted(directory / name for name in os.listdir(descriptor))
+    finally:
+        os.close(descriptor)
 
 
 def _is_free(path: Path, *, without_locks: bool) -> bool:

@@ -94,15 +94,21 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def remove(path: Path) -> bool:
-    """Delete a tree as far as it goes, and say whether it is gone.
+def remove(path: Path, parent: int | None = None) -> bool:
+    """Delete a tree, in an open directory if one is given, as far as it goes; say if it is gone.
 
     NFS keeps `.nfsXXXX` names of open files (EBUSY, ENOTEMPTY); that is nobody's failure.
     """
     import shutil  # noqa: PLC0415 - a hit removes nothing
 
-    shutil.rmtree(path, ignore_errors=True)
-    return not os.path.lexists(path)
+    shutil.rmtree(path, ignore_errors=True, dir_fd=parent)
+    try:
+        os.stat(path, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def make_hidden(root: Path, name: str, mode: int) -> None:

@@ -311,6 +311,29 @@ def test_weights_that_the_user_may_not_read_are_an_error_of_ownership(house: Hou
     assert f"{weights}: uid 2000 may not read the model" in boot.stderr
 
 
+def test_weights_are_opened_only_where_they_may_have_to_be_read(house: House) -> None:
+    weights = next(house.model.glob("*.safetensors"))
+    weights.chmod(0o600)
+    checkpoint = Path(house.serve().words[0])
+    for path in [house.state, *house.state.rglob("*"), house.local, *house.local.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    boot = house.run("serve", "--user", "2000", house.model, "-tp", 2)
+    assert "local.hit" in boot.events, boot.stderr
+    shutil.rmtree(checkpoint)
+    boot = house.run("serve", "--user", "2000", house.model, "-tp", 2)
+    assert (boot.status, boot.vllm) == (60, {})
+    assert f"{weights}: uid 2000 may not read the model" in boot.stderr
+
+
+def test_who_only_looks_becomes_whom_the_boot_belonged_to(house: House) -> None:
+    house.run("serve", "--user", "3000", house.model, "-tp", 2)
+    seen = house.run("status", "--format", "json", SHARDBOOT_USER="2000")
+    assert seen.status == 0, seen.stderr
+    assert "3000" not in seen.stderr
+    assert house.model.name in seen.stdout
+    assert house.state.stat().st_uid == 3000
+
+
 @pytest.mark.parametrize("word", ["--dir-mode", "--file-mode"])
 def test_no_mode_lets_everybody_write(house: House, word: str) -> None:
     boot = house.run("serve", "--user", "2000", word, "0777", house.model, "-tp", 2)

@@ -88,7 +88,7 @@ def test_the_image_says_what_it_is_and_how_it_starts(config: dict[str, Any]) -> 
     assert config["Volumes"] == {DATA: {}}
     assert "SHARDBOOT_USER=2000:2000" in config["Env"]
     assert config["Healthcheck"]["Test"] == ["CMD", "shardboot", "health"]
-    assert config["Healthcheck"]["StartPeriod"] == 3600 * 10**9
+    assert config["Healthcheck"]["StartPeriod"] == 3 * 3600 * 10**9
     labels = {name.rpartition(".")[2]: value for name, value in config["Labels"].items()}
     assert labels["version"] == __version__
     assert labels["licenses"] == "Apache-2.0"

@@ -25,6 +25,7 @@ Words = tuple[str, ...]
 Phase = Callable[[Node, Words], Container]
 
 INIT: Final = ("--init",)
+GRACE: Final = 3
 HEEDS: Final = {"heeds": [signal.SIGTERM, signal.SIGINT]}
 
 
@@ -164,11 +165,11 @@ def test_without_an_init_a_first_process_is_deaf_until_it_has_a_handler(
     # As vLLM is while it imports: the kernel drops what a first process has no handler for.
     node.rules(serve={"heeds": []})
     with begin(node, options, "staying") as container:
-        seconds = container.podman_stop(1)
+        seconds = container.podman_stop(GRACE)
         found = container.process.returncode
     table.append(row("importing", signal.SIGTERM, options, found, seconds, 0))
     assert found == (143 if options else 137)
-    assert (seconds < 1) == bool(options)
+    assert (seconds < GRACE) == bool(options)
 
 
 @pytest.mark.parametrize("options", [(), INIT], ids=["bare", "init"])

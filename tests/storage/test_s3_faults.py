@@ -121,6 +121,18 @@ def test_what_stays_ends_a_pull_in_bounded_time_and_names_the_store(
     assert left_over(local) == []
 
 
+def test_an_answer_that_breaks_too_often_for_the_client_is_gone_on_with(
+    store: ObjectStore, local: DirectoryStore, made: Made, faulty: Proxy
+) -> None:
+    size = 40 << 20
+    manifest = made.checkpoint(tensors=[("weight", "U8", (size,), size)])
+    push(made, manifest, store)
+    # Half of what was asked for comes each time, and the client tries four times.
+    faulty.fails = times(7, "cut", "model-rank-0-part-0")
+    pull(store, local, manifest)
+    deep_verify(local, manifest.name)
+
+
 def test_expired_credentials_are_not_tried_again(
     store: ObjectStore, pushed: Manifest, faulty: Proxy
 ) -> None:

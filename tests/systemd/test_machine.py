@@ -172,8 +172,8 @@ def test_what_starting_again_cannot_mend_is_not_started_again(node: Machine) -> 
 
 
 def test_a_slow_start_has_time_as_long_as_it_is_under_way(node: Machine) -> None:
-    drop_in(node, "TimeoutStartSec=2s")
-    node.rules(warm_up=4)
+    drop_in(node, "TimeoutStartSec=6s")
+    node.rules(warm_up=9)
     start(node)
     assert node.show()["NRestarts"] == "0"
 

@@ -77,6 +77,18 @@ def test_a_cache_directory_that_can_be_written_is_used_though_the_home_cannot(
     assert sheltered(writable, HOME=str(outer), **NAMED)["XDG_CACHE_HOME"].startswith(str(writable))
 
 
+def test_a_cache_directory_that_cannot_be_written_is_not_used_though_the_home_can(
+    writable: Path, tmp_path: Path
+) -> None:
+    # What is mounted at .cache/huggingface has had .cache made as root's.
+    home = writable / "home"
+    home.mkdir()
+    (tmp_path / "mounted" / "huggingface").mkdir(parents=True)
+    (home / ".cache").symlink_to("/proc/self/fdinfo/none")
+    added = sheltered(writable / "state", HOME=str(home), **NAMED)
+    assert added["VLLM_CACHE_ROOT"] == f"{writable}/state/home/.cache/vllm"
+
+
 def test_models_that_lie_in_a_home_are_still_found_there(writable: Path, tmp_path: Path) -> None:
     hub = tmp_path / "home" / ".cache" / "huggingface"
     hub.mkdir(parents=True)

@@ -219,6 +219,16 @@ def test_a_sweep_empties_the_trash_as_far_as_it_goes(
     assert list((store.root / ".trash").iterdir()) == []
 
 
+def test_a_sweep_follows_no_link_in_the_place_of_what_it_sweeps(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    (tmp_path / "precious" / "old").mkdir(parents=True)
+    for name in (".staging", ".trash"):
+        (store.root / name).symlink_to(tmp_path / "precious")
+    assert sweep(store.root, -60) == []
+    assert (tmp_path / "precious" / "old").is_dir()
+
+
 def test_a_sweep_of_a_store_that_is_not_there_does_nothing(tmp_path: Path) -> None:
     assert sweep(tmp_path / "nowhere", 0) == []
 
