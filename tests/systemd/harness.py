@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -134,11 +135,11 @@ class Machine:
         self._open_homes()
 
     def _open_homes(self) -> None:
-        """Let units see homes: this environment, or its interpreter, may lie in one."""
+        """Let units see this environment and its interpreter, in a home, or where files pass."""
+        lines = ["[Service]", "ProtectHome=read-only"]
+        lines += [f"BindReadOnlyPaths={path}" for path in mounts() if "tmp" in path.parts[1:3]]
         path = "/etc/systemd/system/shardboot@.service.d"
-        self.type(
-            f"mkdir -p {path}; printf '[Service]\\nProtectHome=read-only\\n' >{path}/homes.conf"
-        )
+        self.type(f"mkdir -p {path}; printf '%s\\n' {shlex.join(lines)} >{path}/homes.conf")
 
     def install(self, programs: Mapping[str, str] = MappingProxyType({})) -> None:
         """Lay programs into /opt/vllm/bin, as links; a `vllm` that is not given is the stub."""
@@ -207,7 +208,7 @@ class Machine:
         deadline = time.monotonic() + seconds
         while True:
             shown = self.show(unit)
-            if all(shown[name].startswith(value) for name, value in wanted.items()):
+            if all(shown.get(name, "").startswith(value) for name, value in wanted.items()):
                 return shown
             assert time.monotonic() < deadline, f"not {wanted}:\n{self.log(unit)}"
             time.sleep(POLL_SECONDS)
