@@ -101,7 +101,7 @@ def test_started_means_that_vllm_serves_and_status_says_so(node: Machine) -> Non
     assert (shown["ActiveState"], shown["SubState"]) == ("active", "running")
     assert shown["StatusText"] == f"serving: saved on http://*:{port}"
     assert f'Status: "{shown["StatusText"]}"' in node.run("systemctl", "status", UNIT)
-    assert "saving: " in node.log()
+    assert "save.done: " in node.log()
     process = dict(
         line.split(":\t")
         for line in node.run("cat", f"/proc/{shown['MainPID']}/status").splitlines()
