@@ -80,8 +80,8 @@ class SourceView:
 
     def require_readable(self) -> None:
         """Make sure that this user may read the weights that are here. Raises: OwnershipError."""
-        if self.here.directory is not None:
-            require_readable(self.here)
+        if self.survey is not None and self.survey.directory is not None:
+            require_readable(self.survey)
 
     @property
     def here(self) -> Survey:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from checkpoints import make_checkpoint
@@ -14,9 +14,11 @@ from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Finding
 from entrypoint.config import resolve
 from entrypoint.engine.executable import Executable
 from entrypoint.log import Log
+from entrypoint.model.source import SourceView
 from entrypoint.plan import Situation
 from entrypoint.state import reporter, status
 from entrypoint.state.ledger import Ledger
+from entrypoint.state.memory import Memory
 from entrypoint.state.reporter import Reporter
 from entrypoint.state.status import Address
 from entrypoint.store.directory import DirectoryStore
@@ -28,10 +30,11 @@ def a_boot(tmp_path: Path, **settings: str) -> Boot:
 
 
 def assessed(store: DirectoryStore, local: Finding, shared: Finding) -> Assessment:
+    memory, log = Memory(store.root / "nowhere"), Log("b", descriptor=-1)
     return Assessment(
         engine=Executable("vllm", "python"),
         resolution=None,
-        source=cast("Any", None),
+        source=SourceView({}, memory, log, lambda *_: None),
         local_store=store,
         shared_store=None,
         situation=Situation(local=local, shared=shared),
