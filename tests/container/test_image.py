@@ -117,7 +117,8 @@ def test_who_does_not_start_as_root_stays_who_it_is(node: Node) -> None:
     assert (as_service.returncode, as_service.stderr) == (0, "")
     as_another = node.once("status", options=("--user", "1234:0"))
     assert (as_another.returncode, as_another.stdout) == (0, NO_BOOT)
-    assert as_another.stderr == "shardboot: user.kept: not root, so this stays uid 1234\n"
+    # A look that every probe takes has nothing to say of it.
+    assert as_another.stderr == ""
 
 
 @pytest.mark.parametrize("words", [[], ["--model"], ["serve"], ["vllm", "serve"]], ids=" ".join)
