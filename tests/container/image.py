@@ -80,17 +80,22 @@ def make_base(room: Path, tag: str) -> None:
     done = subprocess.run(bootstrap, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         pytest.skip(f"debootstrap cannot work here: {last_line(done.stdout + done.stderr)}")
-    for path in mounts():
-        for parent in reversed(path.parents[:-1]):
-            inside = root / parent.relative_to("/")
-            inside.mkdir(exist_ok=True)
-            # The service user passes here, and root's home is closed to it.
-            inside.chmod(inside.stat().st_mode | 0o755)
+    make_way(root, mounts())
     install_vllm(root / VLLM_HOME.removeprefix("/"))
     subprocess.run(["tar", "-C", root, "-cf", archive, "."], check=True)
     done = podman("import", "--quiet", "--change", f"ENV PATH={SEARCH_PATH}", str(archive), tag)
     assert done.returncode == 0, done.stderr
     shutil.rmtree(room)
+
+
+def make_way(root: Path, mounted: list[Path]) -> None:
+    """Let everybody in a Debian pass to what will be mounted there."""
+    for path in mounted:
+        for parent in reversed(path.parents[:-1]):
+            inside = root / parent.relative_to("/")
+            inside.mkdir(exist_ok=True)
+            # The service user passes here, and root's home is closed to it.
+            inside.chmod(inside.stat().st_mode | 0o755)
 
 
 def install_vllm(home: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import pytest
 from blackbox.harness import make_source
-from container.image import PODMAN, ROOT, last_line, limits, podman
+from container.image import PODMAN, ROOT, last_line, limits, make_way, podman
 
 SUITE: Final = "trixie"
 # An interpreter from elsewhere wants some of the libraries of Debian's own; vLLM wants libnuma1.
@@ -83,12 +83,7 @@ def debian(root: Path) -> None:
         if done.returncode != 0:
             said = last_line(done.stdout + done.stderr)
             pytest.skip(f"{command[0]} cannot make a Debian here: {said}")
-    for path in mounts():
-        for parent in reversed(path.parents[:-1]):
-            inside = root / parent.relative_to("/")
-            inside.mkdir(exist_ok=True)
-            # The service user passes here, and root's home is closed to it.
-            inside.chmod(inside.stat().st_mode | 0o755)
+    make_way(root, mounts())
 
 
 class Machine:
