@@ -57,6 +57,13 @@ class Key(NamedTuple):
         """BLAKE3 of the canonical JSON of all fields, 64 hex digits."""
         return digest_json(self.to_json())
 
+    def family(self, model: str) -> str:
+        """Return what successive releases of one deployment share: the digest of name and layout.
+
+        All of the key but what a new release changes: the model's content, vLLM, and our format.
+        """
+        return digest_json([model, self.to_json() | {"model": "", "vllm": "", "format": 0}])
+
     @classmethod
     def from_json(cls, value: Json) -> Self:
         """Read a key from foreign data. Raises: ManifestError naming the field."""

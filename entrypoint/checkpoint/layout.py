@@ -84,7 +84,16 @@ def model_in_name(model: str) -> str:
 
 def name_words(key: Key) -> str:
     """Return what stands in a name between the model's and the digits."""
-    parts = ["", f"tp{key.tp}"]
+    return "-".join(["", *_layout_words(key), f"vllm{_safe(key.vllm)}", ""])
+
+
+def family_name(model: str, key: Key) -> str:
+    """Return how the names of all releases of one deployment begin: model, layout and format."""
+    return "-".join([model_in_name(model), *_layout_words(key)])
+
+
+def _layout_words(key: Key) -> list[str]:
+    parts = [f"tp{key.tp}"]
     if key.pp > 1:
         parts.append(f"pp{key.pp}")
     if key.ep:
@@ -92,8 +101,7 @@ def name_words(key: Key) -> str:
     parts.append(_safe(_DTYPES.get(key.dtype, key.dtype)))
     if key.quantization:
         parts.append(_safe(key.quantization))
-    parts += [f"vllm{_safe(key.vllm)}", ""]
-    return "-".join(parts)
+    return parts
 
 
 def _safe(word: str) -> str:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, cast
 
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.checkpoint.key import FORMAT, Key
-from entrypoint.checkpoint.layout import layout_of
+from entrypoint.checkpoint.layout import family_name, layout_of
 from entrypoint.engine.address import address
 from entrypoint.engine.executable import Executable, with_plugin
 from entrypoint.engine.question import named_files, question
@@ -67,6 +67,12 @@ class Resolution(NamedTuple):
         if untried(self.key.vllm):
             kinds.append("untried vLLM")
         return ", ".join(kinds).replace("_", " ")
+
+    @property
+    def family(self) -> dict[str, Json]:
+        """Return what a line of the ledger says of which deployment it is about."""
+        name = family_name(self.model_word, self.key)
+        return {"family": self.key.family(self.model_word), "family_name": name}
 
 
 class WordsRefused(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from entrypoint.checkpoint.digest import digest_json
 from entrypoint.checkpoint.layout import generation_of
 from entrypoint.checkpoint.manifest import Manifest
 
@@ -61,12 +60,8 @@ class Verdict(NamedTuple):
 
 
 def family_of(manifest: Manifest) -> str:
-    """Return what successive releases of one deployment share: the digest of name and layout.
-
-    All of the key but what a new release changes: the model's content, vLLM, and our format.
-    """
-    key = manifest.key.to_json()
-    return digest_json([manifest.source.name, key | {"model": "", "vllm": "", "format": 0}])
+    """Return what successive releases of one deployment share: the digest of name and layout."""
+    return manifest.key.family(manifest.source.name)
 
 
 def judge(candidates: Sequence[Candidate], rules: Rules, now: float) -> list[Verdict]:

@@ -42,6 +42,8 @@ def save(request: Mapping[str, Any]) -> program.Answer:
         "size_per_file": int(request["size_per_file"]),
         "file_mode": int(request["file_mode"]),
     }
+    if "state" in request:
+        settings |= {"state": str(request["state"]), "boot": str(request["boot"])}
     if records:
         settings |= {"record": str(staging), "side": "source"}
     config = asker.config(from_source(asker, args, settings))

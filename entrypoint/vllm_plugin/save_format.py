@@ -19,10 +19,12 @@ from entrypoint.vllm_plugin import compat, refusal
 from entrypoint.vllm_plugin.decisions import decided
 from entrypoint.vllm_plugin.evidence import Recorder
 from entrypoint.vllm_plugin.logical import logical_state, refuse_unsavable
+from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.write import write_rank
 
 WRITING = frozenset({"size_per_file", "file_mode"})
 RECORDING = frozenset({"record", "side"})
+NOTING = frozenset({"state", "boot"})
 SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -40,13 +42,15 @@ class ShardbootSaver(BaseModelLoader):
         self.writes = bool(settings.pop("write", True))
         expected = {"staging", "source_format"}
         expected |= WRITING if self.writes else set()
-        expected |= RECORDING if RECORDING & settings.keys() else set()
+        for some in (RECORDING, NOTING):
+            expected |= some if some & settings.keys() else set()
         for name in sorted(settings.keys() ^ expected):
             what = "unknown" if name in settings else "missing"
             raise ValueError(f"load format shardboot-save: {what} setting {name!r}")
         self.settings = settings
         self.staging = Path(settings["staging"])
         self.recorder = Recorder.of(settings)
+        self.notes = Notes.of(settings)
         self.source = compat.source_loader(load_config, settings["source_format"])
 
     def download_model(self, model_config: Any) -> None:
@@ -73,9 +77,13 @@ class ShardbootSaver(BaseModelLoader):
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         """Load the source's weights as vLLM does, then write and record the logical state."""
         refuse_unsavable(model)
+        started = time.monotonic()
         self.source.load_weights(model, model_config)
+        tp, pp, rank = compat.tp_pp_rank()
+        if rank == 0:
+            # As long as serving the source would have taken for it.
+            self.notes.line("source-loaded", seconds=round(time.monotonic() - started, 3))
         if self.writes:
-            tp, pp, rank = compat.tp_pp_rank()
             self._write(model, model_config, Layout(tp=tp, pp=pp), rank)
         if self.recorder is not None:
             self.recorder.before(model)
