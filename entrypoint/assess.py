@@ -18,7 +18,7 @@ from entrypoint.engine.resolution import Resolution, WordsRefused, resolve, untr
 from entrypoint.log import Log
 from entrypoint.model.bounded import within
 from entrypoint.model.source import SourceView, StandIn
-from entrypoint.obstacles import proof_needed, unsavable, unservable, unwritable
+from entrypoint.obstacles import proof_needed, unsavable, unservable, unteeable, unwritable
 from entrypoint.plan import Obstacle, Policy, Situation
 from entrypoint.state.memory import Memory
 from entrypoint.state.proofs import Proofs
@@ -210,6 +210,7 @@ def _situation(
         no_checkpoint=obstacle,
         no_copy=unwritable(settings),
         no_save=unsavable(settings, resolution, source),
+        no_tee=unteeable(settings, resolution),
         has_source=not is_checkpoint,
     )
 

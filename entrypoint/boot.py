@@ -17,7 +17,7 @@ from entrypoint.assess import Assessment, Boot, assess, doubted
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
 from entrypoint.checkpoint.inspect import ranks_in, verify_deep
-from entrypoint.checkpoint.key import Key
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.engine.executable import locate, with_plugin
 from entrypoint.errors import RefusedError, ShardbootError
 from entrypoint.log import human_bytes
@@ -36,6 +36,7 @@ TIERS: Final = {
     "reuse": "local",
     "copy": "shared",
     "save": "saved",
+    "tee": "source",
     "serve-source": "source",
 }
 
@@ -56,15 +57,19 @@ def serve(boot: Boot) -> NoReturn:
         boot.status.know(address=assessment.resolution.server)
     action, assessment, taken = settle(boot, assessment)
     if action.kind == "refuse":
-        _note(boot, action, assessment.key, taken)
+        _note(boot, action, assessment, taken)
         raise RefusedError(action.text, reason=action.reason, code=action.exit_code)
-    environ = with_plugin(boot.environ) if action.kind == "reuse" else boot.environ
+    environ = boot.environ
     words = list(boot.words)
     if action.kind == "reuse":
         words = _held(boot, assessment, action)
+        environ = with_plugin(environ)
+    if action.kind == "tee":
+        words = _teeing(boot, assessment, action)
+        environ = with_plugin(environ)
     boot.log.line(action.reason, _sentence(action), action=action.kind)
     boot.status.phase("starting", **_facts(action, taken))
-    _note(boot, action, assessment.key, taken)
+    _note(boot, action, assessment, taken)
     launch.become(assessment.engine.path, ["serve", *words], environ, boot.umask)
 
 
@@ -87,8 +92,24 @@ def _held(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
     return launch.checkpoint_words(assessment.resolution, boot.words, action.path, loader)
 
 
+def _teeing(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
+    """Return vLLM's words for the source, saved into the staging of a tee that has begun."""
+    from entrypoint import tee  # noqa: PLC0415 - a hit saves nothing
+
+    assert action.path is not None
+    assert assessment.resolution is not None
+    loader = tee.loader(boot, assessment, action.path)
+    return launch.tee_words(assessment.resolution, boot.words, loader)
+
+
 def _sentence(action: Action) -> str:
-    return f"serving the source: {action.text}" if action.kind == "serve-source" else action.text
+    match action.kind:
+        case "serve-source":
+            return f"serving the source: {action.text}"
+        case "tee":
+            return f"serving the source, and saving a checkpoint on the way: {action.text}"
+        case _:
+            return action.text
 
 
 def _facts(action: Action, taken: Sequence[str] = ()) -> dict[str, str]:
@@ -103,9 +124,12 @@ def _facts(action: Action, taken: Sequence[str] = ()) -> dict[str, str]:
     }
 
 
-def _note(boot: Boot, action: Action, key: Key | None, taken: Sequence[str] = ()) -> None:
+def _note(
+    boot: Boot, action: Action, assessment: Assessment | None, taken: Sequence[str] = ()
+) -> None:
     """Leave the one line that must outlive exec; `taken` are the steps before, by their reasons."""
     server = boot.status.status.server
+    key = assessment.key if assessment else None
     entry: dict[str, Json] = {
         "boot": boot.log.boot,
         "time": round(time.time(), 3),
@@ -120,6 +144,8 @@ def _note(boot: Boot, action: Action, key: Key | None, taken: Sequence[str] = ()
         "pid_start": server.start,
         "host_boot": server.host_boot,
     }
+    if assessment is not None and assessment.resolution is not None:
+        entry |= assessment.resolution.family
     if action.ranks:
         entry["ranks"] = action.ranks
     if not (Ledger(boot.settings.state_dir).append(entry) and boot.status.is_kept):
@@ -142,6 +168,10 @@ def settle(boot: Boot, assessment: Assessment) -> tuple[Action, Assessment, list
             found = _doubt(boot, action)
             if found is not None:
                 assessment = doubted(boot, assessment, found)
+                continue
+        if action.kind == "tee":
+            action, assessment = _begin_tee(boot, assessment, action)
+            if action.path is None:
                 continue
         if action.kind not in ("copy", "save"):
             return action, assessment, taken
@@ -236,18 +266,51 @@ def _step(boot: Boot, assessment: Assessment, action: Action) -> Assessment:
 
     boot.log.line(action.reason, f"{action.kind}: {action.text}", action=action.kind)
     boot.status.know(**_facts(action))
-    is_copy = action.kind == "copy"
-    perform, failed = (turns.copy, "no_copy") if is_copy else (turns.save, "no_save")
+    perform = turns.copy if action.kind == "copy" else turns.save
     try:
         made = steps.alone(boot, assessment, action, perform)
     except ShardbootError as error:
-        if error.exit_code in NEVER_FAIL_OPEN:
-            raise
-        boot.log.line(error.reason, f"{action.kind} failed: {error}", hint=error.hint)
-        obstacle = Obstacle(error.reason, f"{action.kind} failed: {error}", error.exit_code)
-        return _with(assessment, **{failed: obstacle})
-    if isinstance(made, Complete):
-        return _with(assessment, shared=made)
+        return _failed(boot, assessment, action, error)
+    return _with(assessment, shared=made) if isinstance(made, Complete) else _has(assessment, made)
+
+
+def _begin_tee(
+    boot: Boot, assessment: Assessment, action: Action
+) -> tuple[Action, Assessment]:
+    """Begin a tee; its action then names the staging, unless the assessment says what came of it.
+
+    That another process is at it, or has made one meanwhile, is told there as well.
+    """
+    from entrypoint import steps, tee  # noqa: PLC0415 - a hit takes no step
+
+    boot.status.know(**_facts(action))
+    try:
+        begun = steps.alone(boot, assessment, action, tee.begin)
+    except ShardbootError as error:
+        return action, _failed(boot, assessment, action, error)
+    match begun:
+        case Path():
+            return action._replace(path=str(begun)), assessment
+        case Obstacle():
+            return action, _with(assessment, no_save=begun)
+        case _:
+            return action, _has(assessment, begun)
+
+
+def _failed(
+    boot: Boot, assessment: Assessment, action: Action, error: ShardbootError
+) -> Assessment:
+    """Return the assessment after a step that failed. Raises: what must be mended."""
+    if error.exit_code in NEVER_FAIL_OPEN:
+        raise error
+    text = f"{action.kind} failed: {error}"
+    boot.log.line(error.reason, text, hint=error.hint)
+    obstacle = Obstacle(error.reason, text, error.exit_code)
+    return _with(assessment, **{"no_copy" if action.kind == "copy" else "no_save": obstacle})
+
+
+def _has(assessment: Assessment, made: Manifest) -> Assessment:
+    """Return the assessment with a checkpoint that the local store has now."""
     store = assessment.local_store
     return _with(assessment, local=Complete.of(made, store.locate(made.name), store.ranks(made)))
 

@@ -16,7 +16,7 @@ ENV_PREFIX = "SHARDBOOT_"
 SWITCH = "SHARDBOOT"
 """`SHARDBOOT=off` becomes vLLM with the user's words untouched."""
 
-OnMiss = Literal["save", "source", "refuse"]
+OnMiss = Literal["save", "tee", "source", "refuse"]
 OnFailure = Literal["serve-source", "refuse"]
 Verify = Literal["size", "deep"]
 Prove = Literal["auto", "always", "never"]
@@ -187,9 +187,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "on_miss",
         "save",
-        _one_of("save", "source", "refuse"),
-        "no checkpoint fits: save one, serve the source, or refuse",
-        "save|source|refuse",
+        _one_of("save", "tee", "source", "refuse"),
+        "no checkpoint fits: save one before serving, or while serving the source, or do not",
+        "save|tee|source|refuse",
     ),
     Option(
         "on_failure",

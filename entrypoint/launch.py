@@ -13,6 +13,7 @@ from entrypoint.engine.resolution import Resolution
 from entrypoint.errors import ExecError
 
 LOAD_FORMAT: Final = "shardboot"
+TEE_FORMAT: Final = "shardboot-tee"
 IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 """From its start, whatever its parent wanted; and what is ignored stays ignored across exec."""
 
@@ -30,11 +31,19 @@ def checkpoint_words(
     """
     kept = [word for i, word in enumerate(words) if i not in resolution.drop]
     named = [] if resolution.gives_served_name else ["--served-model-name", resolution.model_word]
-    return [
-        *(checkpoint, *kept, "--load-format", LOAD_FORMAT),
-        *("--model-loader-extra-config", json.dumps(loader, separators=(",", ":"))),
-        *(*named, *resolution.append),
-    ]
+    return [checkpoint, *kept, *_loading(LOAD_FORMAT, loader), *named, *resolution.append]
+
+
+def tee_words(
+    resolution: Resolution, words: Sequence[str], loader: Mapping[str, Json]
+) -> list[str]:
+    """Return vLLM's words for serving the source through our loader, which saves it on the way."""
+    return [*words, *_loading(TEE_FORMAT, loader), *resolution.append]
+
+
+def _loading(load_format: str, loader: Mapping[str, Json]) -> list[str]:
+    config = json.dumps(loader, separators=(",", ":"))
+    return ["--load-format", load_format, "--model-loader-extra-config", config]
 
 
 def become(

@@ -119,6 +119,16 @@ def unsavable(settings: Settings, resolution: Resolution, source: SourceView) ->
     return unwritable(settings) or _unsavable_before(settings, resolution, source.identity)
 
 
+def unteeable(settings: Settings, resolution: Resolution) -> Obstacle | None:
+    """Return why a checkpoint cannot be saved while the source is served already."""
+    if needed := proof_needed(settings, resolution):
+        text = f"{needed}, so it is proved before it is served, and saved before vLLM starts"
+        return Obstacle("tee.proof", text)
+    if settings.publish:
+        return Obstacle("tee.publish", "it is published before it is served: saved at once")
+    return None
+
+
 def _unsavable_before(
     settings: Settings, resolution: Resolution, identity: Identity
 ) -> Obstacle | None:

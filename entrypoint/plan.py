@@ -18,7 +18,7 @@ from entrypoint.checkpoint.finding import (
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.config import OnFailure, OnMiss
 
-Kind = Literal["reuse", "copy", "save", "serve-source", "refuse"]
+Kind = Literal["reuse", "copy", "save", "tee", "serve-source", "refuse"]
 
 
 class Obstacle(NamedTuple):
@@ -39,8 +39,8 @@ class Situation(NamedTuple):
     """All that a decision hangs on.
 
     `no_checkpoint`: why no checkpoint can be served at all. `no_copy`, `no_save`: why that step
-    cannot be taken, or how it failed. `has_source`: whether vLLM can load the user's model word
-    without a checkpoint.
+    cannot be taken, or how it failed. `no_tee`: why a save must be done before vLLM starts.
+    `has_source`: whether vLLM can load the user's model word without a checkpoint.
     """
 
     local: Finding
@@ -48,6 +48,7 @@ class Situation(NamedTuple):
     no_checkpoint: Obstacle | None = None
     no_copy: Obstacle | None = None
     no_save: Obstacle | None = None
+    no_tee: Obstacle | None = None
     has_source: bool = True
 
 
@@ -62,7 +63,8 @@ class Action(NamedTuple):
     """What boot does next, and why: `reason` is a stable dotted word, `text` one line for people.
 
     `manifest` and `path` tell which checkpoint, for reuse and copy, and `ranks` which of it lie
-    there where not all do. `exit_code` is what a refusal for this reason ends with.
+    there where not all do; of a tee that has begun `path` is its staging. `exit_code` is what a
+    refusal for this reason ends with.
     """
 
     kind: Kind
@@ -97,14 +99,19 @@ def decide(situation: Situation, policy: Policy) -> Action:
             return _refuse(why)
         case "source":
             return _without(situation, why, policy, is_failure=why is situation.no_copy)
-        case "save":
+        case "save" | "tee":
             if _is_unfit(local) or _is_unfit(shared):
                 # A save of the same key would most likely come out the same.
                 return _without(situation, why, policy)
             if situation.no_save:
                 text = f"{why.text}; {situation.no_save.text}"
                 return _without(situation, situation.no_save._replace(text=text), policy)
-            return Action(kind="save", reason=why.reason, text=why.text, exit_code=why.exit_code)
+            if policy.on_miss == "save":
+                return Action("save", why.reason, why.text, exit_code=why.exit_code)
+            if situation.no_tee:
+                text = f"{why.text}; {situation.no_tee.text}"
+                return Action("save", situation.no_tee.reason, text, exit_code=why.exit_code)
+            return Action("tee", why.reason, why.text, exit_code=why.exit_code)
 
 
 def step(situation: Situation, kind: Literal["copy", "save"]) -> Action:

@@ -6,14 +6,16 @@ checkpoint of the same name, and those evicted for room.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from entrypoint.assess import Assessment, Boot, answers, assess_again
 from entrypoint.checkpoint.digest import digest_json
 from entrypoint.checkpoint.finding import Complete, Damaged, Finding, Rejected
 from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.engine.resolution import Resolution
 from entrypoint.errors import (
     ConfigError,
     ManifestError,
@@ -29,12 +31,16 @@ from entrypoint.log import human_bytes
 from entrypoint.obstacles import one_of_many, proof_needed
 from entrypoint.plan import Action, decide, in_words
 from entrypoint.progress import Progress
+from entrypoint.state.ledger import Ledger
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejections
 from entrypoint.store import lock
 from entrypoint.store.base import CheckpointStaging, CheckpointStore
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import find_by_name, manifest_of
+
+if TYPE_CHECKING:
+    from entrypoint.assembly import Subject
 
 Made = TypeVar("Made")
 
@@ -153,11 +159,32 @@ def _copy_ranks(
     assert source is not None
     with store.stage(manifest.name, manifest.part(ranks)) as staging:
         taken = staging.room_taken(manifest.files_for(ranks))
-        _make_room(boot, assessment, manifest.size_for(ranks), manifest.name, staging.path, taken)
-        return transport(boot, source, staging, manifest, ranks, "copy", store.where)
+        make_room(boot, assessment, manifest.size_for(ranks), manifest.name, staging.path, taken)
+        started = time.monotonic()
+        made = transport(boot, source, staging, manifest, ranks, "copy", store.where)
+    assert assessment.resolution is not None
+    _note(boot, "copy.done", assessment.resolution, made, time.monotonic() - started)
+    return made
 
 
-def _make_room(
+def _note(
+    boot: Boot, event: str, resolution: Resolution, manifest: Manifest, seconds: float
+) -> None:
+    """Leave how long a step took, for `advise`; where nothing can be written, nobody knows."""
+    Ledger(boot.settings.state_dir).append(
+        {
+            "boot": boot.log.boot,
+            "time": round(time.time(), 3),
+            "event": event,
+            **resolution.family,
+            "checkpoint": manifest.name,
+            "manifest": manifest.digest,
+            "seconds": round(seconds, 3),
+        }
+    )
+
+
+def make_room(
     boot: Boot,
     assessment: Assessment,
     needed: int,
@@ -222,9 +249,10 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
     resolution, settings, log = assessment.resolution, boot.settings, boot.log
     assert resolution is not None
     expected = sum(file.size for file in assessment.source.here.weights)
-    _make_room(boot, assessment, expected)
+    make_room(boot, assessment, expected)
 
     boot.status.phase("saving")
+    started = time.monotonic()
 
     def say(text: str) -> None:
         log.line("prove", text)
@@ -237,10 +265,10 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
         words=boot.words,
         environ=boot.environ,
         resolution=resolution,
-        source=assessment.source.here,
-        identity=assessment.source.identity,
+        subject=subject_of(assessment),
         memory=boot.memory,
         log_file=settings.state_dir / "logs" / f"save-{log.boot}.log",
+        boot=log.boot,
         proof_needed=proof_needed(settings, resolution),
         say=say,
         on_progress=progress.at,
@@ -249,9 +277,26 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
         manifest = saver.save(order, assessment.local_store)
         progress.at(manifest.size)
     log.line("save.done", f"{manifest.name}: {progress.summary}")
+    _note(boot, "save.done", resolution, manifest, time.monotonic() - started)
     if settings.publish:
         _publish(boot, assessment, manifest)
     return manifest
+
+
+def subject_of(assessment: Assessment) -> Subject:
+    """Return what a save would be of."""
+    from entrypoint.assembly import Subject  # noqa: PLC0415 - a hit saves nothing
+
+    resolution = assessment.resolution
+    assert resolution is not None
+    return Subject(
+        key=resolution.key,
+        word=resolution.model_word,
+        revision=resolution.revision,
+        plugin=resolution.plugin,
+        source=assessment.source.here,
+        identity=assessment.source.identity,
+    )
 
 
 def _publish(boot: Boot, assessment: Assessment, manifest: Manifest) -> None:

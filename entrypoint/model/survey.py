@@ -82,7 +82,7 @@ def survey(
     answer = within(seconds, lambda: cast("Json", look(word, revision, environ)._asdict()))
     if not isinstance(answer, dict):
         return Survey(word=word, timed_out=True)
-    found = _decode(cast("dict[str, Any]", answer))
+    found = decode(cast("dict[str, Any]", answer))
     if found.denied:
         raise _not_readable(found.denied)
     return found
@@ -123,7 +123,8 @@ def _open(path: str) -> None:
     os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
 
-def _decode(fields: dict[str, Any]) -> Survey:
+def decode(fields: dict[str, Any]) -> Survey:
+    """Return the survey that another process has made JSON of."""
     for group in ("weights", "model_files"):
         fields[group] = tuple(SourceFile(*values) for values in fields[group])
     return Survey(**fields)

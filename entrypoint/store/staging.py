@@ -36,6 +36,14 @@ NOTE = ".copying"
 
 NOTE_BYTES = 64
 
+ORDER = ".teeing"
+"""In the staging of a tee: what is saved there and how, for the processes that boot leaves it to."""
+
+UNCLAIMED = ".unclaimed"
+"""Beside it, until whoever is to commit takes it away: nobody else can after that."""
+
+MAX_ORDER_BYTES = 16 * 1024 * 1024
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -91,6 +99,26 @@ class Staging:
     def disown(self) -> None:
         """Leave the directory behind for processes that outlive this one; they commit it."""
         self.owner = False
+
+    def hand_over(self) -> None:
+        """Leave the directory to what this process becomes: the lock stays its own, across exec."""
+        self.disown()
+        os.set_inheritable(os.dup(self.directory), True)
+
+    def give_up(self) -> bool:
+        """Take the directory from all who build in it, and delete it; False if others were faster.
+
+        It goes in one step: whoever still builds finds nothing there, and cannot commit half of it.
+        """
+        try:
+            publish.discard(self.root, self.path, self.path.name, self.dir_mode)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            # A full disk may have no room for a name in the trash, either.
+            tree.remove(self.path)
+        tree.remove(self.root / publish.TRASH / self.path.name)
+        return True
 
     def create(self, path: str) -> int:
         """Create the file `path` and return a descriptor open for writing.

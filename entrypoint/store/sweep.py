@@ -7,16 +7,18 @@ that its lock does not show could still commit half of it.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.state import process
 from entrypoint.store import lock, publish, tree
 from entrypoint.store.publish import TRASH
-from entrypoint.store.staging import NOTE, NOTE_BYTES, STAGING, host
+from entrypoint.store.staging import MAX_ORDER_BYTES, NOTE, NOTE_BYTES, ORDER, STAGING, host
 from entrypoint.store.tree import DIR_MODE
 
 
@@ -72,6 +74,24 @@ def part_of(staged: Path) -> str:
         return read_bounded(staged / NOTE, NOTE_BYTES).decode(errors="replace")
     except (OSError, ValueError):
         return ""
+
+
+def teed(root: Path, subject: str) -> tuple[list[Path], list[Path]]:
+    """Return the staging of tees of `subject`: what a server still builds in, and what none does.
+
+    Without locks none is seen to live; where one does all the same, its tee comes to nothing.
+    """
+    found = [path for path in _entries(root / STAGING) if _order_of(path).get("subject") == subject]
+    left = [path for path in found if _is_free(path, without_locks=True)]
+    return [path for path in found if path not in left], left
+
+
+def _order_of(staged: Path) -> dict[str, Json]:
+    try:
+        order = json.loads(read_bounded(staged / ORDER, MAX_ORDER_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return order if isinstance(order, dict) else {}
 
 
 def abandoned(root: Path, grace_seconds: float) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What vLLM loads of ours: two load formats. Importing this package imports neither vLLM nor torch.
+"""What vLLM loads of ours: load formats. Importing this package imports neither vLLM nor torch.
 
 `resolve.py` and `resolved_key.py` are no part of it at run time: they are run by path.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """See to it that vLLM knows the load formats `shardboot` and `shardboot-save`.
+    """See to it that vLLM knows our load formats: `shardboot`, `shardboot-save`, `shardboot-tee`.
 
     vLLM calls this in every process, through the entry point `vllm.general_plugins`; again is no
     harm. It costs nothing where no model is loaded.
@@ -28,4 +28,6 @@ def _register() -> None:
     from entrypoint.vllm_plugin.save_format import ShardbootSaver
 
     register_once("shardboot", ShardbootLoader)
+    from entrypoint.vllm_plugin.tee_format import ShardbootTee
     register_once("shardboot-save", ShardbootSaver)
+    register_once("shardboot-tee", ShardbootTee)

@@ -114,6 +114,18 @@ def is_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
+def host_memory_wanted(vllm_config: Any) -> int:
+    """Return the bytes of host memory that each worker will take once its model is loaded.
+
+    On a CPU the KV cache lies there: as much as was asked for, else nearly all there is.
+    """
+    if not is_cpu():
+        return 0
+    asked = getattr(vllm_config.cache_config, "kv_cache_memory_bytes", None)
+    asked = asked or getattr(vllm_config.cache_config, "cpu_kvcache_space_bytes", None)
+    return int(asked) if asked else 1 << 60
+
+
 def tp_pp_rank() -> tuple[int, int, int]:
     """Return this worker's (tp size, pp size, rank): rank = pp_rank x tp + tp_rank."""
     from vllm.distributed import get_pp_group, get_tp_group

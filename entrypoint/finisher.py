@@ -1,0 +1,65 @@
+"""The end of a tee: what all ranks have written becomes a checkpoint, and is committed.
+
+    python -P -m entrypoint.finisher STAGING SECONDS
+
+A process of its own beside the server, of the lowest priority, that ends with it. One JSON answer
+on stdout: `ok` and the name, or `failed` with a reason code; nothing is published then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from entrypoint import assembly
+from entrypoint.assembly import Subject
+from entrypoint.checkpoint.digest import Json
+from entrypoint.checkpoint.foreign import read_bounded
+from entrypoint.errors import ShardbootError
+from entrypoint.model.identity import read_in_full
+from entrypoint.state.memory import Memory
+from entrypoint.store import staging as stagings
+from entrypoint.store.staging import MAX_ORDER_BYTES, ORDER
+
+LOWEST_PRIORITY: Final = 19
+PR_SET_PDEATHSIG: Final = 1
+
+
+def finish(staged: Path, seconds: float) -> str:
+    """Commit what lies in `staged`, `seconds` after its ranks began; return its published name.
+
+    Raises: SaveError, also when the source has changed; StoreError; StagingError; SpaceError.
+    """
+    started = time.monotonic()
+    order: Mapping[str, Any] = json.loads(read_bounded(staged / ORDER, MAX_ORDER_BYTES))
+    subject, state = Subject.from_json(order["of"]), Path(order["state"])
+    modes = {"dir_mode": int(order["dir_mode"]), "file_mode": int(order["file_mode"])}
+    with stagings.join(staged, **modes) as staging:
+        identity = read_in_full(subject.source, subject.identity, Memory(state))
+        seconds += time.monotonic() - started
+        manifest = assembly.assemble(subject, staging, identity, os.environ, seconds)
+        result = staging.commit(manifest)
+    assembly.forget_refusals(subject, manifest, state)
+    return result.name
+
+
+def main() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
+    answer: dict[str, Json]
+    try:
+        answer = {"status": "ok", "name": finish(Path(sys.argv[1]), float(sys.argv[2]))}
+    except ShardbootError as error:
+        answer = {"status": "failed", "reason": error.reason, "message": str(error)}
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

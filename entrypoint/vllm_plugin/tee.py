@@ -1,0 +1,175 @@
+"""Saving what a server has just loaded from its source, while it goes on.
+
+Post-processing changes parameters in place, so a rank copies them to host memory first and writes
+the copy from a thread; where that memory is not free, it writes them before it goes on. Whoever
+finishes last has them committed. The server neither fails for it, nor waits for another rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from entrypoint.checkpoint.foreign import read_bounded
+from entrypoint.checkpoint.fragment import fragment_name
+from entrypoint.checkpoint.layout import Layout
+from entrypoint.errors import SaveError, ShardbootError
+from entrypoint.store import staging as stagings
+from entrypoint.store.staging import MAX_ORDER_BYTES, ORDER, UNCLAIMED, Staging
+from entrypoint.vllm_plugin import compat
+from entrypoint.vllm_plugin.decisions import decided
+from entrypoint.vllm_plugin.host_memory import free_bytes
+from entrypoint.vllm_plugin.logical import logical_state
+from entrypoint.vllm_plugin.memory import populate
+from entrypoint.vllm_plugin.notes import Notes
+from entrypoint.vllm_plugin.write import write_rank
+
+FINISHER: Final = "entrypoint.finisher"
+NICE: Final = 10
+"""The writer's priority: vLLM's own threads go first."""
+
+State = Mapping[str, torch.Tensor]
+
+
+class Tee:
+    """One rank's part of a tee. `wanted`: bytes of host memory that vLLM will still take itself."""
+
+    def __init__(
+        self, staging: Staging, order: Mapping[str, Any], notes: Notes, wanted: int
+    ) -> None:
+        self.staging, self.order, self.notes, self.wanted = staging, order, notes, wanted
+        tp, pp, self.rank = compat.tp_pp_rank()
+        self.layout = Layout(tp=tp, pp=pp)
+        self.started = 0.0
+
+    @classmethod
+    def join(cls, directory: str, notes: Notes, wanted: int) -> Tee | None:
+        """Take part in the tee that boot began in `directory`; None where it is over already."""
+        staged = Path(directory)
+        try:
+            order = json.loads(read_bounded(staged / ORDER, MAX_ORDER_BYTES))
+            modes = {"dir_mode": int(order["dir_mode"]), "file_mode": int(order["file_mode"])}
+            return cls(stagings.join(staged, **modes), order, notes, wanted)
+        except (ShardbootError, OSError) as error:
+            compat.logger().warning("shardboot: nothing is saved on the way: %s", error)
+            return None
+
+    def take(self, model: torch.nn.Module, model_config: Any) -> None:
+        """Save the state that `model` has now; on return it may change, and the rest goes on."""
+        self.started = time.monotonic()
+        decisions = decided(model_config)
+        with self._giving_up():
+            state = logical_state(model)
+            size = sum(tensor.nbytes for tensor in state.values())
+            if self._has_room(size):
+                rest, how = copied(state), "copied, and written while vLLM goes on"
+            else:
+                self._write(state, decisions)
+                rest, how = None, "written first, since host memory is short"
+            seconds = time.monotonic() - self.started
+            self._say(f"{size} bytes to save, {how}: it waited {seconds:.1f} s")
+            threading.Thread(
+                target=self._go_on, args=(rest, decisions), daemon=True, name="shardboot-tee"
+            ).start()
+
+    def give_up(self, error: Exception) -> None:
+        """Take the tee from all ranks, and say why; the first one to do so is heard."""
+        if self.staging.give_up():
+            reason = error.reason if isinstance(error, ShardbootError) else SaveError.reason
+            text = f"{reason}: no checkpoint is saved on the way, and the server goes on: {error}"
+            compat.logger().error("shardboot: %s", text)
+            self.notes.line("tee.failed", reason=reason, text=str(error))
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Give the tee up for what goes wrong in the block: whatever it is, the server is well."""
+        try:
+            # torch has no narrower word for memory that it does not get.
+            with self.staging.writing(""):
+                yield
+        except (ShardbootError, RuntimeError) as error:
+            self.give_up(error)
+
+    def _has_room(self, size: int) -> bool:
+        """Tell whether host memory holds a copy of every rank's state twice, and what vLLM wants.
+
+        All ranks of this node ask at about the same time, and post-processing needs some as well.
+        """
+        return size <= (free_bytes() // int(self.order["world"]) - self.wanted) // 2
+
+    def _go_on(self, state: State | None, decisions: Mapping[str, bool]) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        with self._giving_up():
+            if state is not None:
+                self._write(state, decisions)
+            del state
+            if self._is_last():
+                self._finish()
+
+    def _write(self, state: State, decisions: Mapping[str, bool]) -> None:
+        write_rank(
+            state,
+            self.staging.path,
+            layout=self.layout,
+            rank=self.rank,
+            size_per_file=int(self.order["size_per_file"]),
+            file_mode=int(self.order["file_mode"]),
+            decisions=decisions,
+            on_bytes=lambda _: None,
+        )
+
+    def _is_last(self) -> bool:
+        """Tell whether all ranks have written and this one is to commit; no two are told so."""
+        ranks = range(int(self.order["world"]))
+        if not all((self.staging.path / fragment_name(rank)).exists() for rank in ranks):
+            return False
+        try:
+            (self.staging.path / UNCLAIMED).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _finish(self) -> None:
+        """Have what lies in staging committed, in a process that does not share our interpreter.
+
+        Raises: SaveError.
+        """
+        seconds = time.monotonic() - self.started
+        command = [self.order["interpreter"], "-P", "-m", FINISHER, str(self.staging.path)]
+        done = subprocess.run(
+            [*command, f"{seconds:.3f}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            check=False,
+        )
+        try:
+            answer = json.loads(done.stdout)
+        except ValueError:
+            raise SaveError(f"its last process ended with status {done.returncode}") from None
+        if answer["status"] != "ok":
+            raise SaveError(answer["message"], reason=answer["reason"])
+        seconds = time.monotonic() - self.started
+        self._say(f"tee.done: {answer['name']} is there, {seconds:.1f} s after loading")
+        self.notes.line("tee.done", checkpoint=answer["name"], seconds=round(seconds, 3))
+
+    def _say(self, text: str) -> None:
+        compat.logger().info("shardboot: rank %d: %s", self.rank, text)
+
+
+def copied(state: State) -> State:
+    """Return the tensors as they are now, row by row in memory of their own on the host."""
+    copies = {}
+    for name, tensor in state.items():
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        populate(copy)
+        copies[name] = copy.copy_(tensor)
+    return copies

@@ -1,0 +1,66 @@
+"""The load format `shardboot-tee`: load the source as vLLM does, and save it on the way."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+from entrypoint.errors import ShardbootError
+from entrypoint.vllm_plugin import compat
+from entrypoint.vllm_plugin.logical import refuse_unsavable
+from entrypoint.vllm_plugin.notes import Notes
+from entrypoint.vllm_plugin.tee import Tee
+
+SETTINGS = frozenset({"staging", "source_format", "boot", "state"})
+NO_NOTES = Notes(None, "")
+
+
+class ShardbootTee(BaseModelLoader):
+    """Loads the source; what becomes of the checkpoint, in `staging`, never changes what is served.
+
+    A draft, and replicas of the model but the first, are just loaded; so is a model that is loaded
+    again.
+    """
+
+    def __init__(self, load_config: Any) -> None:
+        super().__init__(load_config)
+        settings = dict(load_config.model_loader_extra_config or {})
+        for name in sorted(settings.keys() ^ SETTINGS):
+            what = "unknown" if name in settings else "missing"
+            raise ValueError(f"load format shardboot-tee: {what} setting {name!r}")
+        self.staging = str(settings["staging"])
+        self.notes = Notes.of(settings)
+        self.source = compat.source_loader(load_config, settings["source_format"])
+        self.tee: Tee | None = None
+
+    def download_model(self, model_config: Any) -> None:
+        self.source.download_model(model_config)
+
+    def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
+        """Load the source and post-process it as vLLM does; its state in between is saved."""
+        if compat.is_draft(model_config):
+            return self.source.load_model(vllm_config, model_config, prefix)
+        if vllm_config.parallel_config.data_parallel_rank == 0:
+            self.tee = Tee.join(self.staging, self.notes, compat.host_memory_wanted(vllm_config))
+        return super().load_model(vllm_config, model_config, prefix)
+
+    def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+        """Load the source's weights; with them begins what is left of the tee."""
+        tee, self.tee = self.tee, None
+        if tee is not None:
+            try:
+                refuse_unsavable(model)
+            except ShardbootError as error:
+                tee.give_up(error)
+                tee = None
+        _, _, rank = compat.tp_pp_rank()
+        notes = self.notes if rank == 0 else NO_NOTES
+        notes.line("loading")
+        started = time.monotonic()
+        self.source.load_weights(model, model_config)
+        notes.line("loaded", seconds=round(time.monotonic() - started, 3))
+        if tee is not None:
+            tee.take(model, model_config)

@@ -1,0 +1,122 @@
+"""`--on-miss tee`: what boot leaves to vLLM, who goes on with it, and who does not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blackbox.harness import House, staged
+from checkpoints import TENSORS, make_key, shards
+from store_contract import deep_verify
+
+from entrypoint.checkpoint.fragment import fragment_name
+from entrypoint.store.staging import ORDER
+
+TEE = {"SHARDBOOT_ON_MISS": "tee"}
+
+
+def write_ranks(staging: Path) -> None:
+    """Leave in `staging` what the ranks of a server write there."""
+    for rank in (0, 1):
+        fragment, blobs = shards(make_key(model=""), rank, 2, TENSORS, 0)
+        for entry, blob in zip(fragment.files, blobs, strict=True):
+            (staging / entry.path).write_bytes(blob)
+        (staging / fragment_name(rank)).write_bytes(fragment.encode())
+
+
+def finish(house: House, staging: Path) -> Any:
+    """Run what the last rank starts; return its answer."""
+    command = [sys.executable, "-P", "-m", "entrypoint.finisher", str(staging), "1.5"]
+    done = subprocess.run(
+        command, env=house.environ, cwd=house.root, check=True, capture_output=True, text=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_vllm_serves_the_source_and_is_told_where_to_save_it(house: House) -> None:
+    boot = house.serve(**TEE, VLLM_API_KEY="secret-key")
+    assert boot.events[-1:] == ["local.absent"]
+    assert boot.words[:3] == [str(house.model), "-tp", "2"]
+    assert boot.words[boot.words.index("--load-format") + 1] == "shardboot-tee"
+    (staging,) = staged(house.local)
+    assert boot.loader["staging"] == str(staging)
+    # Its lock crosses exec: as long as the server lives, nobody sweeps it.
+    assert str(staging) in boot.vllm["fds"].values()
+    assert "secret-key" not in (staging / ORDER).read_text()
+    assert house.calls == ["resolve", "serve"]
+    assert house.ledger[-1]["action"] == "tee"
+
+
+def test_what_the_ranks_have_written_is_committed_and_the_next_boot_serves_it(
+    house: House,
+) -> None:
+    staging = Path(house.serve(**TEE).loader["staging"])
+    write_ranks(staging)
+    answer = finish(house, staging)
+    assert answer["status"] == "ok"
+    deep_verify(house.store, answer["name"])
+    assert not list(staged(house.local))
+    again = house.serve(**TEE)
+    assert again.events[-1:] == ["local.hit"]
+    assert house.calls == ["resolve", "serve", "serve"]
+
+
+def test_a_source_that_changed_on_the_way_is_not_published(house: House) -> None:
+    staging = Path(house.serve(**TEE).loader["staging"])
+    write_ranks(staging)
+    (house.model / "config.json").write_text('{"architectures": ["Other"]}')
+    answer = finish(house, staging)
+    assert (answer["status"], answer["reason"]) == ("failed", "save.failed")
+    assert "changed while it was saved" in answer["message"]
+    assert house.store.names() == []
+
+
+def test_a_second_server_leaves_it_to_the_first_and_a_dead_one_is_swept(house: House) -> None:
+    house.rules(serve={"stay": True})
+    first = house.start("serve", house.model, "-tp", 2, **TEE)
+    house.wait_for("staying")
+    (staging,) = staged(house.local)
+    house.rules()
+    second = house.serve(**TEE, SHARDBOOT_ON_FAILURE="refuse")
+    assert second.events[-1:] == ["tee.busy"]
+    assert second.words == [str(house.model), "-tp", "2"]
+    assert list(staged(house.local)) == [staging]
+    first.kill()
+    first.wait()
+    third = house.serve(**TEE)
+    (begun,) = staged(house.local)
+    assert third.loader["staging"] == str(begun) != str(staging)
+
+
+def test_without_room_the_source_is_served_and_nothing_is_begun(house: House) -> None:
+    boot = house.serve(**TEE, SHARDBOOT_RESERVE_BYTES="1000TiB")
+    assert boot.events[-2:] == ["space.short", "space.short"]
+    assert boot.words == [str(house.model), "-tp", "2"]
+    assert not list(staged(house.local))
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "settings", "action", "reason"),
+    [
+        ({"kind": {"moe": True}}, [], {}, "save", "tee.proof"),
+        ({}, [], {"SHARDBOOT_PROVE": "always"}, "save", "tee.proof"),
+        ({}, [], {"SHARDBOOT_PUBLISH": "yes"}, "save", "tee.publish"),
+        ({}, ["--nnodes", "2"], {}, "serve-source", "layout.multinode"),
+        ({}, [], {}, "tee", "local.absent"),
+    ],
+)
+def test_what_cannot_be_saved_on_the_way_is_saved_before_or_not_at_all(
+    house: House,
+    change: dict[str, Any],
+    words: list[str],
+    settings: dict[str, str],
+    action: str,
+    reason: str,
+) -> None:
+    house.rules(resolve={"change": change})
+    plan = house.plan(*words, **TEE, **settings, SHARDBOOT_SHARED=house.shared)
+    assert (plan["action"], plan["reason"]) == (action, reason)
