@@ -65,7 +65,7 @@ def test_flags_win_over_variables_and_these_over_the_file(house: House) -> None:
     [
         ({"SHARDBOOT_LOCAL_DIRR": "/x"}, "did you mean SHARDBOOT_LOCAL_DIR?"),
         ({"SHARDBOOT_LOCAL_DIR": "relative"}, "absolute"),
-        ({"SHARDBOOT_ON_MISS": "tee"}, "SHARDBOOT_ON_MISS"),
+        ({"SHARDBOOT_ON_MISS": "never"}, "SHARDBOOT_ON_MISS"),
         ({"SHARDBOOT_FILE_MODE": "0666"}, "lets everybody write"),
         ({"SHARDBOOT_PUBLISH": "yes"}, "no shared store"),
         ({"SHARDBOOT_SHARED": "ftp://host/x"}, "not a kind of store"),

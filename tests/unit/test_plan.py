@@ -32,7 +32,9 @@ NO_SAVE = Obstacle("source.absent", "not here", 31)
 WISH = Obstacle("load-format.user", "theirs", is_wish=True)
 MUST = Obstacle("engine.noplugin", "no plugin", 1)
 
-ON_MISS: tuple[OnMiss, ...] = ("save", "source", "refuse")
+NO_TEE = Obstacle("tee.proof", "moe, so it is proved")
+
+ON_MISS: tuple[OnMiss, ...] = ("save", "tee", "source", "refuse")
 ON_FAILURE: tuple[OnFailure, ...] = ("serve-source", "refuse")
 
 
@@ -50,6 +52,7 @@ def outcome(
     no_checkpoint: Obstacle | None = None,
     no_copy: Obstacle | None = None,
     no_save: Obstacle | None = None,
+    no_tee: Obstacle | None = None,
     has_source: bool = True,
 ) -> Action:
     situation = Situation(
@@ -58,6 +61,7 @@ def outcome(
         no_checkpoint=no_checkpoint,
         no_copy=no_copy,
         no_save=no_save,
+        no_tee=no_tee,
         has_source=has_source,
     )
     return decide(situation, Policy(on_miss=on_miss, on_failure=on_failure))
@@ -100,7 +104,7 @@ def test_a_miss_is_named_by_the_store_that_came_nearest(
     local: Finding, shared: Finding, reason: str, code: int, on_miss: OnMiss
 ) -> None:
     action = outcome(local, shared, on_miss)
-    kinds = {"save": "save", "source": "serve-source", "refuse": "refuse"}
+    kinds = {"save": "save", "tee": "tee", "source": "serve-source", "refuse": "refuse"}
     assert (action.kind, action.reason, action.exit_code) == (kinds[on_miss], reason, code)
 
 
@@ -114,6 +118,7 @@ def test_a_miss_is_named_by_the_store_that_came_nearest(
     [
         ("save", "serve-source", "serve-source"),
         ("save", "refuse", "refuse"),
+        ("tee", "serve-source", "serve-source"),
         ("source", "serve-source", "serve-source"),
         ("refuse", "serve-source", "refuse"),
     ],
@@ -156,6 +161,7 @@ def test_what_the_user_asked_for_is_never_refused(on_miss: OnMiss, on_failure: O
     [
         ("save", "serve-source", "save", "copy.broke"),
         ("save", "refuse", "save", "copy.broke"),
+        ("tee", "refuse", "tee", "copy.broke"),
         ("source", "serve-source", "serve-source", "copy.broke"),
         ("source", "refuse", "refuse", "copy.broke"),
         ("refuse", "refuse", "refuse", "copy.broke"),
@@ -176,11 +182,19 @@ def test_after_a_copy_failed_the_next_choice_names_the_failure(
 @pytest.mark.parametrize(
     ("on_failure", "kind"), [("serve-source", "serve-source"), ("refuse", "refuse")]
 )
+@pytest.mark.parametrize("on_miss", ["save", "tee"])
 def test_a_save_that_cannot_be_had_goes_by_the_policy_for_failures(
-    on_failure: OnFailure, kind: str
+    on_miss: OnMiss, on_failure: OnFailure, kind: str
 ) -> None:
-    action = outcome(on_failure=on_failure, no_save=NO_SAVE)
+    action = outcome(on_miss=on_miss, on_failure=on_failure, no_save=NO_SAVE, no_tee=NO_TEE)
     assert (action.kind, action.reason, action.exit_code) == (kind, "source.absent", 31)
+
+
+@pytest.mark.parametrize(("on_miss", "reason"), [("tee", "tee.proof"), ("save", "local.absent")])
+def test_what_cannot_be_saved_on_the_way_is_saved_before(on_miss: OnMiss, reason: str) -> None:
+    action = outcome(on_miss=on_miss, no_tee=NO_TEE)
+    assert (action.kind, action.reason) == ("save", reason)
+    assert ("proved" in action.text) == (on_miss == "tee")
 
 
 @pytest.mark.parametrize(("on_miss", "on_failure"), list(product(ON_MISS, ON_FAILURE)))
@@ -205,7 +219,7 @@ def test_every_chain_of_failures_ends(manifest: Manifest) -> None:
             action = outcome(local, shared, on_miss, on_failure, no_copy=no_copy, no_save=no_save)
             kinds.append(action.kind)
             no_copy = BROKEN if action.kind == "copy" else no_copy
-            no_save = BROKEN if action.kind == "save" else no_save
+            no_save = BROKEN if action.kind in ("save", "tee") else no_save
         assert kinds[-1] in ("reuse", "serve-source", "refuse"), (local, shared, kinds)
 
 

@@ -46,6 +46,20 @@ def test_a_disowned_directory_is_committed_by_who_joined_it(store: DirectoryStor
     assert left_over(store) == []
 
 
+def test_what_one_builder_gives_up_is_gone_for_all(store: DirectoryStore) -> None:
+    with store.stage("tiny") as owner:
+        owner.disown()
+    with join(owner.path) as first, join(owner.path) as second:
+        manifest = fill(first, make_key())
+        assert second.give_up()
+        assert not first.give_up()
+        with pytest.raises(StagingError):
+            first.commit(manifest)
+    assert store.names() == []
+    assert left_over(store) == []
+    assert [*(store.root / ".trash").iterdir()] == []
+
+
 def test_joining_what_was_swept_is_said(store: DirectoryStore) -> None:
     with pytest.raises(StagingError, match="gone"):
         join(store.root / ".staging" / "gone")
