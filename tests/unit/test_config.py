@@ -179,7 +179,7 @@ def test_sizes_times_and_modes_mean_what_they_say(name: str, word: str, expected
         ("vllm", "", "found nothing"),
         ("publish", "maybe", "yes or no"),
         ("publish", "yes", "no shared store"),
-        ("on_miss", "tee", "save, source, refuse"),
+        ("on_miss", "never", "save, tee, source, refuse"),
         ("on_failure", "SERVE-SOURCE", "serve-source"),
         ("verify", "", "size, deep"),
         ("quarantine_after", "0", "from 1"),
