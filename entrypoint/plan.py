@@ -103,15 +103,19 @@ def decide(situation: Situation, policy: Policy) -> Action:
             if _is_unfit(local) or _is_unfit(shared):
                 # A save of the same key would most likely come out the same.
                 return _without(situation, why, policy)
-            if situation.no_save:
-                text = f"{why.text}; {situation.no_save.text}"
-                return _without(situation, situation.no_save._replace(text=text), policy)
-            if policy.on_miss == "save":
-                return Action("save", why.reason, why.text, exit_code=why.exit_code)
-            if situation.no_tee:
-                text = f"{why.text}; {situation.no_tee.text}"
-                return Action("save", situation.no_tee.reason, text, exit_code=why.exit_code)
-            return Action("tee", why.reason, why.text, exit_code=why.exit_code)
+            return _saving(situation, why, policy)
+
+
+def _saving(situation: Situation, why: Obstacle, policy: Policy) -> Action:
+    """Save before serving, or on the way, as far as either can be."""
+    if situation.no_save:
+        text = f"{why.text}; {situation.no_save.text}"
+        return _without(situation, situation.no_save._replace(text=text), policy)
+    if policy.on_miss == "tee" and situation.no_tee:
+        text = f"{why.text}; {situation.no_tee.text}"
+        return Action("save", situation.no_tee.reason, text, exit_code=why.exit_code)
+    kind: Kind = "tee" if policy.on_miss == "tee" else "save"
+    return Action(kind, why.reason, why.text, exit_code=why.exit_code)
 
 
 def step(situation: Situation, kind: Literal["copy", "save"]) -> Action:

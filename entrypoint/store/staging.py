@@ -37,7 +37,7 @@ NOTE = ".copying"
 NOTE_BYTES = 64
 
 ORDER = ".teeing"
-"""In the staging of a tee: what is saved there and how, for the processes that boot leaves it to."""
+"""In the staging of a tee: what is saved there and how, for those that boot leaves it to."""
 
 UNCLAIMED = ".unclaimed"
 """Beside it, until whoever is to commit takes it away: nobody else can after that."""

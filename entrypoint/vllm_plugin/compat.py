@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -112,6 +113,24 @@ def is_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
+
+
+def is_first_replica(vllm_config: Any) -> bool:
+    """Tell whether this is the first of the replicas that one server keeps on this node.
+
+    Dense ones know nothing of each other, and each is told that it is rank 0.
+    """
+    return not vllm_config.parallel_config.data_parallel_rank_local
+
+
+def fork_workers() -> None:
+    """Have workers forked, not spawned, where a fork loses nothing: they import nothing again.
+
+    On a CPU vLLM spawns them, since threads, such as OpenMP's, do not survive a fork: so this
+    process must have none. Where an accelerator is in use already, vLLM spawns all the same.
+    """
+    if len(os.listdir("/proc/self/task")) == 1:
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
 
 def host_memory_wanted(vllm_config: Any) -> int:

@@ -24,7 +24,7 @@ from entrypoint.checkpoint import fragment as fragments
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.index import MAX_INDEX_BYTES
 from entrypoint.errors import SaveError
-from entrypoint.vllm_plugin import engine, program, resolve, resolved_key
+from entrypoint.vllm_plugin import compat, engine, program, resolve, resolved_key
 
 
 def save(request: Mapping[str, Any]) -> program.Answer:
@@ -52,6 +52,7 @@ def save(request: Mapping[str, Any]) -> program.Answer:
     if records:
         engine.load_and_answer(config, staging, "source")
     else:
+        compat.fork_workers()
         engine.load(config, staging)
     found = _collect(staging, ranks)
     return {

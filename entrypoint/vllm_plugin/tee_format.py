@@ -21,8 +21,7 @@ NO_NOTES = Notes(None, "")
 class ShardbootTee(BaseModelLoader):
     """Loads the source; what becomes of the checkpoint, in `staging`, never changes what is served.
 
-    A draft, and replicas of the model but the first, are just loaded; so is a model that is loaded
-    again.
+    A draft, and every replica but the first, is just loaded; so is a model that is loaded again.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -43,7 +42,7 @@ class ShardbootTee(BaseModelLoader):
         """Load the source and post-process it as vLLM does; its state in between is saved."""
         if compat.is_draft(model_config):
             return self.source.load_model(vllm_config, model_config, prefix)
-        if vllm_config.parallel_config.data_parallel_rank == 0:
+        if compat.is_first_replica(vllm_config):
             self.tee = Tee.join(self.staging, self.notes, compat.host_memory_wanted(vllm_config))
         return super().load_model(vllm_config, model_config, prefix)
 

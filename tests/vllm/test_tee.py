@@ -1,0 +1,164 @@
+"""Real `vllm serve` on the source, a checkpoint saved on the way; and what may befall it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import make_model
+from processes import run
+from serving import FLAGS, Server, decision, environment
+
+from entrypoint.checkpoint import manifest as manifests
+from entrypoint.checkpoint.manifest import MANIFEST, Manifest
+from entrypoint.state.ledger import Ledger
+
+pytestmark = pytest.mark.vllm
+
+PROMPT = "The first word"
+SHARDBOOT = str(Path(sys.executable).with_name("shardboot"))
+SECONDS = 300.0
+
+
+class Node:
+    """A host with a model that its boots tee."""
+
+    def __init__(self, room: Path, model: Path, tp: int) -> None:
+        self.room, self.model = room, model
+        self.store, self.state = room / "checkpoints", room / "state"
+        self.words = [str(model), *FLAGS, "-tp", str(tp)]
+        self.environ = environment(tp) | {
+            "SHARDBOOT_LOCAL_DIR": str(self.store),
+            "SHARDBOOT_STATE_DIR": str(self.state),
+            "SHARDBOOT_LOG_FORMAT": "json",
+            "SHARDBOOT_ON_MISS": "tee",
+        }
+        self.count = 0
+
+    def log(self) -> Path:
+        self.count += 1
+        return self.room / f"{self.count}.log"
+
+    def serve(self, *prefix: str) -> Server:
+        return Server([*prefix, SHARDBOOT, "serve", *self.words], self.environ, self.log())
+
+    def ask(self, command: str, **settings: str) -> Any:
+        more = {f"SHARDBOOT_{name.upper()}": word for name, word in settings.items()}
+        log = self.log()
+        line = [SHARDBOOT, command, "--format", "json", *self.words]
+        status, said = run(line, self.environ | more, log)
+        assert status == 0, log.read_text()
+        return json.loads(said)
+
+    def events(self) -> list[str]:
+        return [str(entry.get("event")) for entry in Ledger(self.state).entries()]
+
+    def wait_for(self, event: str, server: Server) -> None:
+        deadline = time.monotonic() + SECONDS
+        while event not in self.events():
+            assert server.process.poll() is None, server.last_lines()
+            assert time.monotonic() < deadline, server.last_lines()
+            time.sleep(0.1)
+
+    def staged(self) -> list[Path]:
+        return [*(self.store / ".staging").iterdir()]
+
+
+def manifest_in(store: Path) -> Manifest:
+    (path,) = store.glob(f"*/{MANIFEST}")
+    return manifests.decode(path.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    room = tmp_path_factory.mktemp("tee")
+    make_model("dense", room / "model")
+    yield room / "model"
+    shutil.rmtree(room)
+
+
+@pytest.fixture
+def node(tmp_path: Path, model: Path) -> Callable[[int], Node]:
+    return lambda tp: Node(tmp_path, model, tp)
+
+
+@pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_what_is_saved_on_the_way_is_what_a_save_makes_and_the_next_boot_serves_it(
+    node: Callable[[int], Node], tp: int
+) -> None:
+    here = node(tp)
+    with here.serve() as server:
+        server.wait_until_healthy()
+        first = server.complete(str(here.model), PROMPT)
+        here.wait_for("tee.done", server)
+    assert decision(server.log) == ("plain", "local.absent")
+    assert "copied, and written while vLLM goes on" in server.log.read_text()
+    assert len(set(first.tokens)) > 3
+    made = manifest_in(here.store)
+    assert here.staged() == []
+    with here.serve() as server:
+        server.wait_until_healthy()
+        assert server.complete(str(here.model), PROMPT) == first
+    assert decision(server.log) == ("local", "local.hit")
+    here.ask("save", local_dir=str(here.room / "saved"))
+    saved = manifest_in(here.room / "saved")
+    assert (saved.key, saved.state, saved.source) == (made.key, made.state, made.source)
+
+
+def strace(injection: str) -> list[str]:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed: no way to fail in the midst of a tee")
+    trace = f"trace={injection.partition(':')[0]}"
+    return [
+        "strace",
+        "-f",
+        "--seccomp-bpf",
+        "-o",
+        "/dev/null",
+        "-e",
+        trace,
+        "-e",
+        f"inject={injection}",
+    ]
+
+
+@pytest.mark.long
+def test_a_full_disk_costs_the_checkpoint_and_never_the_server(
+    node: Callable[[int], Node],
+) -> None:
+    here = node(2)
+    # Only shard files are given their room beforehand.
+    with here.serve(*strace("fallocate:error=ENOSPC")) as server:
+        server.wait_until_healthy()
+        here.wait_for("tee.failed", server)
+        assert len(set(server.complete(str(here.model), PROMPT).tokens)) > 3
+        (failed,) = (e for e in Ledger(here.state).entries() if e.get("event") == "tee.failed")
+        assert failed["reason"] == "space.short"
+        said = server.log.read_text()
+    assert said.count("no checkpoint is saved on the way") == 1
+    assert here.staged() == []
+    assert here.ask("plan")["action"] == "tee"
+
+
+@pytest.mark.long
+def test_a_server_killed_on_the_way_leaves_nothing_and_the_next_one_begins_anew(
+    node: Callable[[int], Node],
+) -> None:
+    here = node(2)
+    # Only shard files are given their room beforehand: a worker dies with nothing written.
+    with here.serve(*strace("fallocate:signal=SIGKILL")) as server:
+        # vLLM ends when a worker has died.
+        server.process.wait(SECONDS)
+    (left,) = here.staged()
+    assert [*here.store.glob(f"*/{MANIFEST}")] == []
+    with here.serve() as server:
+        server.wait_until_healthy()
+        here.wait_for("tee.done", server)
+        assert not left.exists()
+    assert here.ask("plan")["reason"] == "local.hit"

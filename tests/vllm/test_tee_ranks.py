@@ -1,0 +1,146 @@
+"""What each rank of a server does for a tee, with tensors but without vLLM around them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from entrypoint.checkpoint.fragment import fragment_name
+from entrypoint.errors import SaveError
+from entrypoint.state.ledger import Ledger
+from entrypoint.store import staging as stagings
+from entrypoint.store.staging import ORDER, UNCLAIMED
+from entrypoint.vllm_plugin import compat, tee
+from entrypoint.vllm_plugin.notes import Notes
+from entrypoint.vllm_plugin.tee import Tee
+
+pytestmark = pytest.mark.vllm
+
+MODEL = torch.nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
+FINISHED = 'import json; print(json.dumps({"status": "ok", "name": "made"}))'
+
+
+class Server:
+    """The ranks of one server, and the staging that boot left it."""
+
+    def __init__(self, room: Path, patch: pytest.MonkeyPatch) -> None:
+        self.patch, self.state = patch, room / "state"
+        (room / "store").mkdir()
+        with stagings.begin(room / "store", "tiny") as staging:
+            order = {"world": 2, "size_per_file": 1 << 30, "dir_mode": 0o750, "file_mode": 0o640}
+            order["interpreter"] = self.finisher(room, FINISHED)
+            staging.write_file(UNCLAIMED, b"")
+            staging.write_file(ORDER, json.dumps(order).encode())
+            staging.disown()
+        self.path = staging.path
+        self.lines: list[str] = []
+        logger = SimpleNamespace(info=self.hear, error=self.hear, warning=self.hear)
+        patch.setattr(compat, "logger", lambda: logger)
+        patch.setattr(tee, "decided", lambda _: {"tied": False})
+        patch.setattr(tee.threading, "Thread", SameThread)
+        self.memory(1 << 40)
+
+    def finisher(self, room: Path, program: str) -> str:
+        path = room / "python"
+        path.write_text(
+            f"#!{sys.executable}\nimport pathlib\npathlib.Path(r'{room}/ran').touch()\n{program}\n"
+        )
+        path.chmod(0o755)
+        return str(path)
+
+    def hear(self, text: str, *words: object) -> None:
+        self.lines.append(text % words)
+
+    def memory(self, free: int) -> None:
+        self.patch.setattr(tee, "free_bytes", lambda: free)
+
+    def rank(self, number: int) -> Tee:
+        self.patch.setattr(compat, "tp_pp_rank", lambda: (2, 1, number))
+        found = Tee.join(str(self.path), Notes(self.state, "b"), 0)
+        assert found is not None
+        return found
+
+    def events(self) -> list[str]:
+        return [str(entry["event"]) for entry in Ledger(self.state).entries()]
+
+
+class SameThread:
+    """A thread that has done its work when it has started."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], **_: object) -> None:
+        self.target, self.args = target, args
+
+    def start(self) -> None:
+        self.target(*self.args)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setattr(tee.os, "setpriority", lambda *_: None)
+    return Server(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [(1 << 40, "copied, and written while vLLM goes on"), (0, "since host memory is short")],
+)
+def test_the_last_rank_of_all_has_them_committed(
+    server: Server, tmp_path: Path, free: int, said: str
+) -> None:
+    server.memory(free)
+    ranks = [server.rank(0), server.rank(1)]
+    ranks[1].take(MODEL, None)
+    assert not (tmp_path / "ran").exists()
+    assert said in server.lines[0]
+    ranks[0].take(MODEL, None)
+    assert (tmp_path / "ran").exists()
+    assert server.events() == ["tee.done"]
+    assert [(server.path / fragment_name(rank)).exists() for rank in (0, 1)] == [True, True]
+    # Whoever finds all of them there afterwards has nothing more to do.
+    assert not ranks[1]._is_last()
+
+
+def test_a_copy_is_the_state_as_it_was_and_keeps_no_strides() -> None:
+    weight = torch.arange(12, dtype=torch.float32).reshape(3, 4).t()
+    (copy,) = tee.copied({"w": weight}).values()
+    before = weight.clone()
+    weight.zero_()
+    assert copy.is_contiguous()
+    assert torch.equal(copy, before)
+
+
+def test_one_rank_that_fails_ends_the_tee_for_all_and_only_it_says_so(server: Server) -> None:
+    first, second = server.rank(0), server.rank(1)
+    first.give_up(SaveError("it cannot be", reason="save.online-quant"))
+    second.take(MODEL, None)
+    assert not server.path.exists()
+    assert server.events() == ["tee.failed"]
+    (line,) = (line for line in server.lines if "no checkpoint" in line)
+    assert line.startswith("shardboot: save.online-quant: ")
+    assert line.endswith("the server goes on: it cannot be")
+    assert Tee.join(str(server.path), Notes(None, ""), 0) is None
+
+
+def test_a_finisher_that_fails_ends_the_tee(server: Server, tmp_path: Path) -> None:
+    answer = {"status": "failed", "reason": "space.short", "message": "full"}
+    server.finisher(tmp_path, f"import json; print(json.dumps({answer!r}))")
+    for rank in (0, 1):
+        server.rank(rank).take(MODEL, None)
+    (line,) = Ledger(server.state).entries()
+    assert (line["event"], line["reason"], line["text"]) == ("tee.failed", "space.short", "full")
+    assert not server.path.exists()
+
+
+def test_a_finisher_that_dies_ends_the_tee(server: Server, tmp_path: Path) -> None:
+    server.finisher(tmp_path, "import os; os.abort()")
+    for rank in (0, 1):
+        server.rank(rank).take(MODEL, None)
+    assert "ended with status" in server.lines[-1]
+    assert not server.path.exists()
