@@ -13,6 +13,7 @@ ROOMS: Final = {
     "keep": ("gc", "pin", "unpin"),
     "watch": ("status", "wait", "health"),
     "measure": ("probe",),
+    "advise": ("advise",),
 }
 """Modules with a table `COMMANDS`, and what stands in it; `serve` is everybody's."""
 
