@@ -150,6 +150,11 @@ class House:
         path = self.state / "ledger.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
 
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        """The one line of each boot."""
+        return [entry for entry in self.ledger if entry["event"] == "attempt"]
+
     def start(
         self,
         *words: object,

@@ -249,12 +249,12 @@ def test_every_boot_leaves_one_line_that_outlives_exec(house: House) -> None:
     house.serve()
     house.serve()
     house.run("serve", "--on-miss", "refuse", house.model, "-tp", 1)
-    assert [(e["action"], e["reason"]) for e in house.ledger] == [
+    assert [(e["action"], e["reason"]) for e in house.attempts] == [
         ("reuse", "local.hit"),
         ("reuse", "local.hit"),
         ("refuse", "local.foreign"),
     ]
-    assert all(e["pid"] and e["boot"] for e in house.ledger)
+    assert all(e["pid"] and e["boot"] for e in house.attempts)
 
 
 def test_a_checkpoint_may_be_served_by_its_own_path(house: House) -> None:
@@ -298,10 +298,10 @@ def test_boots_that_died_while_loading_quarantine_unless_they_were_told_to_stop(
 
 
 def three_die_loading(house: House, *, told: bool = False) -> None:
-    before = len(house.ledger)
+    before = len(house.attempts)
     for _ in range(3):
         house.serve("--port", "1")
-    for entry in house.ledger[before:]:
+    for entry in house.attempts[before:]:
         about = {"boot": entry["boot"], "event": "loading"}
         assert Ledger(house.state).append(about)
         note = stops.open_note(house.state, entry["boot"])

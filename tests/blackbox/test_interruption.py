@@ -186,7 +186,7 @@ def test_sixteen_boots_at_once_save_once_and_all_serve(house: House) -> None:
     assert {boot.words[0] for boot in boots if boot not in late} == {str(house.local / name)}
     assert {boot.words[0] for boot in late} <= {str(house.local / name), str(house.model)}
     assert not list(staged(house.local))
-    assert len(house.ledger) == 16
+    assert len(house.attempts) == 16
 
 
 def test_sixteen_boots_at_once_copy_once_and_all_serve(house: House) -> None:

@@ -36,8 +36,7 @@ def health(house: House, *words: object, **more: object) -> tuple[int, Any]:
 
 def note(house: House, event: str, **fields: Any) -> None:
     """Note something in the latest boot's name, as the plugin does inside vLLM."""
-    attempts = [entry for entry in house.ledger if entry["event"] == "attempt"]
-    about = {"boot": attempts[-1]["boot"], "event": event, "time": round(time.time(), 3)}
+    about = {"boot": house.attempts[-1]["boot"], "event": event, "time": round(time.time(), 3)}
     Ledger(house.state).append(about | fields)
 
 
