@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from entrypoint.errors import Interrupted, RefusedError, ShardbootError, exit_code_of, one_line
-from entrypoint.start import is_off, new_boot, read_vllm_and_user, take_credentials
+from entrypoint.start import is_off, new_boot, read_when_off, take_credentials
 
 if TYPE_CHECKING:
     from entrypoint.assess import Boot
@@ -91,8 +91,8 @@ def _keep_out(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
     from entrypoint.privilege.stepping_down import become_user  # noqa: PLC0415
 
     take_credentials(os.environ)
-    vllm, user = read_vllm_and_user(flags, os.environ)
-    become_user(user, os.environ)
+    vllm, user, state_dir = read_when_off(flags, os.environ)
+    become_user(user, os.environ, caches_in=state_dir)
     launch.become(locate(vllm, os.environ), ["serve", *words], os.environ)
 
 

@@ -311,7 +311,8 @@ def word_of(
 ) -> str:
     """Return what one setting was given as, unchecked; its default where it is given nothing."""
     option = _BY_NAME[name]
-    given = (flags.get(name), environ.get(option.variable), document.get(name))
+    keys = (option.flag[2:], name)
+    given = (flags.get(name), environ.get(option.variable), *map(document.get, keys))
     return next((str(word) for word in given if word is not None), "") or option.default
 
 

@@ -89,10 +89,12 @@ def is_off(environ: Mapping[str, str]) -> bool:
     return environ.get(SWITCH, "").lower() in OFF
 
 
-def read_vllm_and_user(
+def read_when_off(
     flags: Mapping[str, Any], environ: Mapping[str, str]
-) -> tuple[str, str | None]:
-    """Return the two settings that count when switched off, whatever is wrong with the others.
+) -> tuple[str, str | None, Path]:
+    """Return what counts when switched off, whatever is wrong with all else.
+
+    These are the program, the user, and the state directory, where that user's caches are kept.
 
     A config file that cannot be read is said in one line, and does not count.
     """
@@ -102,8 +104,9 @@ def read_vllm_and_user(
     except ConfigError as error:
         text = f"{error}; switched off, so only flags and variables count"
         Log("").line(error.reason, text)
-    vllm, user = (config.word_of(name, flags, environ, document) for name in ("vllm", "user"))
-    return vllm, user or None
+    names = ("vllm", "user", "state_dir")
+    vllm, user, state_dir = (config.word_of(n, flags, environ, document) for n in names)
+    return vllm, user or None, Path(state_dir)
 
 
 def tighten_umask() -> int:

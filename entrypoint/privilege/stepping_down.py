@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import MutableMapping
+from pathlib import Path
 
 from entrypoint.config import Settings
 from entrypoint.log import Log
@@ -85,11 +86,21 @@ def look_after(settings: Settings) -> None:
             ownership.check(directory, lambda _: None)
 
 
-def become_user(word: str | None, environ: MutableMapping[str, str]) -> None:
-    """As root with a service user: become it, without a look at any store."""
+def become_user(
+    word: str | None, environ: MutableMapping[str, str], *, caches_in: Path | None = None
+) -> None:
+    """As root with a service user: become it, without a look at any store.
+
+    Who goes on to run vLLM has its caches, where it needs places for them, in the state directory
+    `caches_in`; nothing is made ready there, so they are those that a boot has had before.
+    Raises: PrivilegeError.
+    """
     if word and os.geteuid() == 0:
         from entrypoint.privilege import user  # noqa: PLC0415 - root's business
 
         service = user.resolve_user(word)
+        user.require_mapped(service)
         home.adapt(environ, service)
         user.become(service)
+        if caches_in is not None and caches_in.is_absolute():
+            home.shelter(environ, caches_in)

@@ -371,6 +371,18 @@ def test_switched_off_it_still_drops_root(house: House) -> None:
     assert boot.vllm["uids"] == [2000, 2000, 2000]
 
 
+def test_switched_off_that_user_has_the_caches_that_a_boot_gave_it(house: House) -> None:
+    words = ("serve", "--user", "2000", house.model, "-tp", 2)
+    off = house.run(*words, SHARDBOOT="off")
+    assert "XDG_CACHE_HOME" not in off.vllm["environ"]
+    assert not house.state.exists()
+    before = house.run(*words).vllm["environ"]
+    off = house.run(*words, SHARDBOOT="off")
+    kept = {name: word for name, word in before.items() if f"{house.state}/home" in word}
+    assert len(kept) == 5
+    assert {name: off.vllm["environ"].get(name) for name in kept} == kept
+
+
 def test_switched_off_it_drops_root_where_only_the_file_names_a_user(house: House) -> None:
     config = house.root / "shardboot.toml"
     config.write_text("user = 2000\n")

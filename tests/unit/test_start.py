@@ -14,37 +14,46 @@ from entrypoint.errors import ConfigError, PrivilegeError, exit_code_of
 from entrypoint.start import (
     new_boot,
     read_settings,
-    read_vllm_and_user,
+    read_when_off,
     settings_as_user,
     take_credentials,
 )
 
 FILE = 'vllm = "/opt/file"\nuser = 2000\n'
+STATE = "/var/lib/shardboot/state"
 
 
 @pytest.mark.parametrize(
     ("text", "environ", "flags", "found"),
     [
-        ("", {}, {}, ("vllm", None)),
-        (FILE, {}, {}, ("/opt/file", "2000")),
-        (FILE, {"SHARDBOOT_VLLM": "/opt/variable"}, {}, ("/opt/variable", "2000")),
-        (FILE, {"SHARDBOOT_USER": "3000"}, {"vllm": "/opt/flag"}, ("/opt/flag", "3000")),
-        (FILE, {"SHARDBOOT_USER": "3000"}, {"user": "4000"}, ("/opt/file", "4000")),
-        (FILE, {"SHARDBOOT_USER": ""}, {"user": None}, ("/opt/file", None)),
-        (f'on_mis = 1\n{FILE}file_mode = "0666"', {"SHARDBOOT_X": "x"}, {}, ("/opt/file", "2000")),
+        ("", {}, {}, ("vllm", None, STATE)),
+        (FILE, {}, {}, ("/opt/file", "2000", STATE)),
+        (FILE, {"SHARDBOOT_VLLM": "/opt/variable"}, {}, ("/opt/variable", "2000", STATE)),
+        (FILE, {"SHARDBOOT_USER": "3000"}, {"vllm": "/opt/flag"}, ("/opt/flag", "3000", STATE)),
+        (FILE, {"SHARDBOOT_USER": "3000"}, {"user": "4000"}, ("/opt/file", "4000", STATE)),
+        (FILE, {"SHARDBOOT_USER": ""}, {"user": None}, ("/opt/file", None, STATE)),
+        (f"{FILE}state-dir = '/s'", {}, {}, ("/opt/file", "2000", "/s")),
+        (f"{FILE}state_dir = '/s'", {}, {}, ("/opt/file", "2000", "/s")),
+        (
+            f'on_mis = 1\n{FILE}file_mode = "0666"',
+            {"SHARDBOOT_X": "x"},
+            {},
+            ("/opt/file", "2000", STATE),
+        ),
     ],
 )
-def test_switched_off_the_two_settings_that_count_are_read_as_ever_and_no_other(
+def test_switched_off_the_settings_that_count_are_read_as_ever_and_no_other(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     text: str,
     environ: dict[str, str],
     flags: Mapping[str, str | None],
-    found: tuple[str, str | None],
+    found: tuple[str, str | None, str],
 ) -> None:
     path = tmp_path / "shardboot.toml"
     path.write_text(text)
-    assert read_vllm_and_user(flags, environ | {"SHARDBOOT_CONFIG_FILE": str(path)}) == found
+    vllm, user, state_dir = read_when_off(flags, environ | {"SHARDBOOT_CONFIG_FILE": str(path)})
+    assert (vllm, user, str(state_dir)) == found
     assert capfd.readouterr().err == ""
 
 
@@ -56,7 +65,7 @@ def test_switched_off_a_file_that_is_broken_is_said_and_does_not_count(
     if data is not None:
         path.write_bytes(data)
     environ = {"SHARDBOOT_CONFIG_FILE": str(path), "SHARDBOOT_USER": "2000"}
-    assert read_vllm_and_user({"vllm": "/opt/flag"}, environ) == ("/opt/flag", "2000")
+    assert read_when_off({"vllm": "/opt/flag"}, environ)[:2] == ("/opt/flag", "2000")
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"shardboot: config.invalid: {path}: ")
     assert line.endswith("only flags and variables count")
