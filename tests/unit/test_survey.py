@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,15 @@ def test_a_dangling_link_is_no_hung_mount(tmp_path: Path) -> None:
     assert not look(tmp_path).timed_out
 
 
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """Yield a directory that everybody may enter, as those above tmp_path may not be."""
+    with tempfile.TemporaryDirectory(prefix="shardboot-survey-") as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+
+
 def as_nobody(check: Callable[[], None]) -> None:
     """Run a check in a child that has become another user."""
     pid = os.fork()
@@ -225,11 +235,8 @@ def as_nobody(check: Callable[[], None]) -> None:
         ".",
     ],
 )
-def test_what_this_user_may_not_read_is_an_error_of_ownership(tmp_path: Path, closed: str) -> None:
-    tmp_path.chmod(0o755)
-    tmp_path.parent.chmod(0o755)
-    tmp_path.parent.parent.chmod(0o755)
-    model = fill(tmp_path / "model", "config.json", "model.safetensors", "code/x.py")
+def test_what_this_user_may_not_read_is_an_error_of_ownership(open_path: Path, closed: str) -> None:
+    model = fill(open_path / "model", "config.json", "model.safetensors", "code/x.py")
     (model / closed).chmod(0o600)
 
     def check() -> None:
@@ -242,11 +249,8 @@ def test_what_this_user_may_not_read_is_an_error_of_ownership(tmp_path: Path, cl
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
-def test_a_look_opens_no_weights(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    tmp_path.parent.chmod(0o755)
-    tmp_path.parent.parent.chmod(0o755)
-    model = fill(tmp_path / "model", "config.json", "model.safetensors")
+def test_a_look_opens_no_weights(open_path: Path) -> None:
+    model = fill(open_path / "model", "config.json", "model.safetensors")
     (model / "model.safetensors").chmod(0o600)
 
     def check() -> None:
