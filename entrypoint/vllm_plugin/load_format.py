@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -26,12 +27,15 @@ from entrypoint.vllm_plugin.decisions import decided, reproduce
 from entrypoint.vllm_plugin.evidence import Recorder
 from entrypoint.vllm_plugin.logical import logical_state
 from entrypoint.vllm_plugin.notes import Notes
+from entrypoint.vllm_plugin.progress import SECONDS_BETWEEN_LINES, Progress
 from entrypoint.vllm_plugin.quantized_layers import read_fused_names
 from entrypoint.vllm_plugin.read import Wanted, read_all
 from entrypoint.vllm_plugin.source import load_from_source
 from entrypoint.vllm_plugin.strict import compare
 
-SETTINGS = frozenset({"manifest", "boot", "state", "headless", "source", "record", "side"})
+SETTINGS = frozenset(
+    {"manifest", "boot", "state", "headless", "source", "reader", "record", "side"}
+)
 
 NO_NOTES = Notes(None, "")
 
@@ -150,17 +154,14 @@ class ShardbootLoader(BaseModelLoader):
         notes.line("loading")
         started = time.monotonic()
         wanted = self._compare(model, Path(model_config.model), Layout(tp=tp, pp=pp), rank)
+        # All ranks get on alike: one on each node tells of it.
+        every = SECONDS_BETWEEN_LINES if rank == self.first_here else math.inf
+        progress = Progress(rank, sum(w.tensor.nbytes for w in wanted), "read", every)
         with _agreeing():
-            count = read_all(wanted)
-        seconds = max(time.monotonic() - started, 1e-6)
+            count = read_all(wanted, progress.heard)
+        seconds = time.monotonic() - started
         notes.line("loaded", seconds=round(seconds, 3), bytes=count)
-        compat.logger().info(
-            "shardboot: rank %d: %d bytes read in %.2f s (%.2f GB/s)",
-            rank,
-            count,
-            seconds,
-            count / seconds / 1e9,
-        )
+        progress.finished(seconds)
         if self.recorder is not None:
             self.recorder.before(model)
 

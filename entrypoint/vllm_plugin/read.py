@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,10 +13,17 @@ from pathlib import Path
 import torch
 
 from entrypoint.errors import DamagedError
-from entrypoint.vllm_plugin.memory import BLOCK_BYTES, blocks, is_direct, memory_of, populate
+from entrypoint.vllm_plugin.detour import Detour, PinnedDetour
+from entrypoint.vllm_plugin.memory import blocks, is_direct, memory_of, populate, want_huge_pages
+
+PIECE_BYTES = 8 * 1024 * 1024
+"""One read: large enough for the disk, small enough for buffers of every thread."""
 
 THREADS = 4
-"""More than enough for local disks; with a buffer each, at most 64 MiB of buffers."""
+"""Enough for a local disk; with two buffers each, at most 64 MiB of them."""
+
+MAX_VECTORS = 1024
+"""IOV_MAX: so many places can one call fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +35,67 @@ class Wanted:
     begin: int
 
 
-def read_all(wanted: Sequence[Wanted]) -> int:
+@dataclass(slots=True)
+class Piece:
+    """Neighbouring bytes of one file, and the blocks that they fill, in order: one read."""
+
+    path: Path
+    begin: int
+    blocks: list[torch.Tensor]
+    size: int
+
+    def takes(self, path: Path, offset: int, block: torch.Tensor) -> bool:
+        """Tell whether `block` comes right behind, goes the same way, and there is room."""
+        last = self.blocks[-1]
+        return (
+            (path, offset) == (self.path, self.begin + self.size)
+            and (is_direct(block), block.device) == (is_direct(last), last.device)
+            and self.size + block.nbytes <= PIECE_BYTES
+            and len(self.blocks) < MAX_VECTORS
+        )
+
+
+def read_all(wanted: Sequence[Wanted], on_bytes: Callable[[int], None] = lambda _: None) -> int:
     """Fill every tensor; return the number of bytes read.
 
-    Header, dtypes and shapes have been compared before: only bytes are read here. If it raises,
-    some tensors hold new bytes and some do not. Raises: OSError; DamagedError when a file ends
-    early.
+    Header, dtypes and shapes have been compared before: only bytes are read here. `on_bytes` hears
+    of each piece, in this thread. If it raises, some tensors hold new bytes and some do not.
+    Raises: OSError; DamagedError when a file ends early.
     """
+    for w in wanted:
+        if is_direct(w.tensor):
+            want_huge_pages(w.tensor)
+    total = 0
     with ExitStack() as stack:
         descriptors = {path: _open(path, stack) for path in {w.path for w in wanted}}
-        buffers = _Buffers()
-        pool = stack.enter_context(ThreadPoolExecutor(THREADS, "shardboot-read"))
-        counts = pool.map(
-            lambda work: buffers.fill(descriptors[work[0]], *work), _in_file_order(wanted)
-        )
-        return sum(counts)
+        readers = _Readers(descriptors)
+        with ThreadPoolExecutor(THREADS, "shardboot-read") as pool:
+            for size in pool.map(readers.read, pieces(wanted)):
+                total += size
+                on_bytes(size)
+        readers.finish()
+    return total
+
+
+def pieces(wanted: Sequence[Wanted]) -> Iterator[Piece]:
+    """Cut what is wanted into reads, in the order of the files.
+
+    A large tensor is several; small ones that lie side by side are one.
+    """
+    piece: Piece | None = None
+    for w in sorted(wanted, key=lambda w: (str(w.path), w.begin)):
+        for block, offset in blocks(w.tensor, w.begin, PIECE_BYTES):
+            if not block.nbytes:
+                continue
+            if piece is not None and piece.takes(w.path, offset, block):
+                piece.blocks.append(block)
+                piece.size += block.nbytes
+                continue
+            if piece is not None:
+                yield piece
+            piece = Piece(w.path, offset, [block], block.nbytes)
+    if piece is not None:
+        yield piece
 
 
 def _open(path: Path, stack: ExitStack) -> int:
@@ -51,42 +104,56 @@ def _open(path: Path, stack: ExitStack) -> int:
     return descriptor
 
 
-def _in_file_order(wanted: Sequence[Wanted]) -> Iterator[tuple[Path, torch.Tensor, int]]:
-    for w in sorted(wanted, key=lambda w: (str(w.path), w.begin)):
-        for block, offset in blocks(w.tensor, w.begin):
-            yield w.path, block, offset
+class _Readers:
+    """What the threads read with: the open files, and for each thread the detours that it needs."""
 
+    def __init__(self, descriptors: Mapping[Path, int]) -> None:
+        self.descriptors = descriptors
+        self.mine = threading.local()
+        self.detours: list[Detour] = []
 
-class _Buffers:
-    """One buffer a thread, made at need: pinned where an accelerator copies from it."""
+    def read(self, piece: Piece) -> int:
+        """Bring a piece to its place, or under way to it; return its size."""
+        if is_direct(piece.blocks[0]):
+            for block in piece.blocks:
+                populate(block)
+            self._fill(piece, [memory_of(block) for block in piece.blocks])
+        else:
+            detour = self._detour(piece.blocks[0].device)
+            detour.fill(piece.blocks, piece.size, lambda memory: self._fill(piece, [memory]))
+        return piece.size
 
-    def __init__(self) -> None:
-        self.local = threading.local()
+    def finish(self) -> None:
+        """Return when nothing is under way any more."""
+        for detour in self.detours:
+            detour.finish()
 
-    def fill(self, descriptor: int, path: Path, block: torch.Tensor, offset: int) -> int:
-        if is_direct(block):
-            populate(block)
-            _read(descriptor, memory_of(block), offset, path)
-            return block.nbytes
-        buffer = self._buffer(max(block.nbytes, BLOCK_BYTES), pinned=block.device.type == "cuda")
-        bytes_read = buffer[: block.nbytes]
-        _read(descriptor, memory_of(bytes_read), offset, path)
-        # copy_ from CPU memory returns when the bytes are out of the buffer.
-        block.copy_(bytes_read.view(block.dtype).view(block.shape))
-        return block.nbytes
+    def _fill(self, piece: Piece, memory: list[memoryview]) -> None:
+        descriptor, offset, left = self.descriptors[piece.path], piece.begin, piece.size
+        while left:
+            count = os.preadv(descriptor, memory, offset)
+            if count == 0:
+                raise DamagedError(f"{piece.path}: ends at byte {offset}, {left} bytes too early")
+            offset, left = offset + count, left - count
+            memory = _behind(memory, count)
 
-    def _buffer(self, size: int, *, pinned: bool) -> torch.Tensor:
-        found: torch.Tensor | None = getattr(self.local, "buffer", None)
-        if found is None or found.nbytes < size:
-            found = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
-            self.local.buffer = found
+    def _detour(self, device: torch.device) -> Detour:
+        by_device: dict[torch.device, Detour] = self.mine.__dict__.setdefault("detours", {})
+        found = by_device.get(device)
+        if found is None:
+            if device.type == "cuda":
+                found = PinnedDetour(PIECE_BYTES, device, torch.cuda)
+            else:
+                found = Detour(PIECE_BYTES)
+            by_device[device] = found
+            self.detours.append(found)
         return found
 
 
-def _read(descriptor: int, memory: memoryview, offset: int, path: Path) -> None:
-    while memory:
-        count = os.preadv(descriptor, [memory], offset)
-        if count == 0:
-            raise DamagedError(f"{path}: ends at byte {offset}, {len(memory)} bytes too early")
-        memory = memory[count:]
-        offset += count
+def _behind(memory: list[memoryview], count: int) -> list[memoryview]:
+    """Return what is left of `memory` when its first `count` bytes are filled."""
+    for at, part in enumerate(memory):
+        if count < len(part):
+            return [part[count:], *memory[at + 1 :]]
+        count -= len(part)
+    return []

@@ -20,12 +20,12 @@ from entrypoint.vllm_plugin.decisions import decided
 from entrypoint.vllm_plugin.evidence import Recorder
 from entrypoint.vllm_plugin.logical import logical_state, refuse_unsavable
 from entrypoint.vllm_plugin.notes import Notes
+from entrypoint.vllm_plugin.progress import Progress
 from entrypoint.vllm_plugin.write import write_rank
 
 WRITING = frozenset({"size_per_file", "file_mode"})
 RECORDING = frozenset({"record", "side"})
 NOTING = frozenset({"state", "boot"})
-SECONDS_BETWEEN_LINES = 5.0
 
 
 class ShardbootSaver(BaseModelLoader):
@@ -90,7 +90,7 @@ class ShardbootSaver(BaseModelLoader):
 
     def _write(self, model: torch.nn.Module, model_config: Any, layout: Layout, rank: int) -> None:
         state = logical_state(model)
-        progress = _Progress(rank, sum(tensor.nbytes for tensor in state.values()))
+        progress = Progress(rank, sum(tensor.nbytes for tensor in state.values()), "written")
         fragment = write_rank(
             state,
             self.staging,
@@ -101,24 +101,4 @@ class ShardbootSaver(BaseModelLoader):
             decisions=decided(model_config),
             on_bytes=progress.heard,
         )
-        progress.say(f"written in {fragment.seconds:.1f} s")
-
-
-class _Progress:
-    """Says every few seconds how much of a rank is written."""
-
-    def __init__(self, rank: int, total: int) -> None:
-        self.rank, self.total, self.done = rank, total, 0
-        self.last = time.monotonic()
-        self.logger = compat.logger()
-
-    def heard(self, count: int) -> None:
-        self.done += count
-        if time.monotonic() - self.last >= SECONDS_BETWEEN_LINES:
-            self.last = time.monotonic()
-            self.say("so far")
-
-    def say(self, what: str) -> None:
-        self.logger.info(
-            "shardboot: rank %d: %d of %d bytes %s", self.rank, self.done, self.total, what
-        )
+        progress.finished(fragment.seconds)

@@ -1,0 +1,205 @@
+"""Bytes to tensors, whatever these are like: cut into reads, read at once, and by detours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64, torch.complex64]
+SHAPES = [(), (0,), (3, 0), (1,), (7,), (5, 3), (2, 3, 5), (600,), (40, 33)]
+STRIDES = ["plain", "turned", "strided", "within"]
+
+
+def empty(dtype: Any, shape: tuple[int, ...], strides: str) -> Any:
+    """Return zeros of a shape whose elements lie as `strides` says."""
+    if strides == "turned":
+        return torch.zeros(shape[::-1], dtype=dtype).permute(tuple(reversed(range(len(shape)))))
+    if strides == "strided" and shape:
+        return torch.zeros((*shape[:-1], 2 * shape[-1]), dtype=dtype)[..., ::2]
+    if strides == "within":
+        return torch.zeros((3, *shape), dtype=dtype)[1]
+    return torch.zeros(shape, dtype=dtype)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.sampled_from(STRIDES)),
+        max_size=12,
+    ),
+    st.sampled_from([64, 1000, 1 << 20]),
+    st.sampled_from([0, 1, 8]),
+    st.booleans(),
+)
+def test_every_tensor_gets_just_its_bytes(
+    kinds: list[tuple[Any, tuple[int, ...], str]], piece: int, gap: int, short: bool
+) -> None:
+    from entrypoint.vllm_plugin import read
+
+    wanted, begin = [], 8
+    path = Path(f"/dev/shm/reading-{os.getpid()}")  # noqa: S108 - memory; a name of this process
+    for dtype, shape, strides in kinds:
+        tensor = empty(dtype, shape, strides)
+        wanted.append(read.Wanted(tensor, path, begin))
+        begin += tensor.nbytes + gap
+    data = os.urandom(begin).replace(b"\x00", b"\x01") if begin else b""
+    # A bool is 0 or 1.
+    data = bytes(byte & 1 for byte in data) if any(k[0] is torch.bool for k in kinds) else data
+    path.write_bytes(data)
+    preadv = os.preadv
+
+    def few(descriptor: int, memory: list[memoryview], offset: int) -> int:
+        # A read may return less than was asked for, anywhere.
+        return preadv(descriptor, [memory[0][: max(1, len(memory[0]) // 2)]], offset)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read, "PIECE_BYTES", piece)
+        if short:
+            patch.setattr(os, "preadv", few)
+        heard: list[int] = []
+        try:
+            count = read.read_all(wanted[::-1], heard.append)
+        finally:
+            path.unlink()
+    assert count == sum(heard) == sum(w.tensor.nbytes for w in wanted)
+    assert max(heard, default=0) <= piece
+    for w in wanted:
+        plain = w.tensor.clone(memory_format=torch.contiguous_format)
+        assert bytes(plain.untyped_storage()) == data[w.begin : w.begin + w.tensor.nbytes]
+
+
+def test_small_neighbours_are_one_read(tmp_path: Path) -> None:
+    from entrypoint.vllm_plugin.read import MAX_VECTORS, Wanted, pieces
+
+    path = tmp_path / "file"
+    small = [Wanted(torch.zeros(4), path, 16 * at) for at in range(MAX_VECTORS)]
+    assert [(p.begin, p.size) for p in pieces(small)] == [(0, 16 * MAX_VECTORS)]
+    turned = Wanted(torch.zeros(2, 2).t(), path, 16 * MAX_VECTORS)
+    behind = Wanted(torch.zeros(4), path, 16 * (MAX_VECTORS + 2))
+    elsewhere = Wanted(torch.zeros(4), tmp_path / "other", 0)
+    found = list(pieces([elsewhere, behind, turned, *small[1:]]))
+    assert [(p.path.name, len(p.blocks)) for p in found] == [
+        ("file", MAX_VECTORS - 1),
+        ("file", 1),
+        ("file", 1),
+        ("other", 1),
+    ]
+
+
+class Cuda:
+    """A stand-in for `torch.cuda` that does nothing before it is waited for."""
+
+    def __init__(self) -> None:
+        self.pending: list[Callable[[], object]] = []
+        self.calls: list[str] = []
+        self.Event = lambda: SimpleNamespace(record=self.record, synchronize=self.drain)
+        self.Stream = lambda _: SimpleNamespace(synchronize=self.drain)
+
+    def record(self, _: object) -> None:
+        self.calls.append("record")
+
+    def set_device(self, _: object) -> None:
+        self.calls.append("set_device")
+
+    def synchronize(self, _: object) -> None:
+        self.calls.append("synchronize")
+
+    def drain(self) -> None:
+        while self.pending:
+            self.pending.pop(0)()
+
+    def stream(self, stream: Any) -> Any:
+        import contextlib
+
+        return contextlib.nullcontext(stream)
+
+
+def test_a_pinned_buffer_is_read_into_again_only_when_it_is_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from entrypoint.vllm_plugin import detour
+
+    cuda = Cuda()
+
+    class Late:
+        """A tensor on a device: what is copied to it arrives later."""
+
+        def __init__(self) -> None:
+            self.there = torch.zeros(4, dtype=torch.int16)
+            self.nbytes, self.dtype, self.shape = 8, torch.int16, (4,)
+
+        def element_size(self) -> int:
+            return 2
+
+        def copy_(self, part: Any, *, non_blocking: bool) -> None:
+            assert non_blocking
+            cuda.pending.append(lambda: self.there.copy_(part))
+
+    monkeypatch.setattr(
+        detour.PinnedDetour, "_buffer", staticmethod(lambda size: torch.zeros(size).byte())
+    )
+    way = detour.PinnedDetour(16, torch.device("cuda", 3), cuda)
+    assert cuda.calls == ["set_device", "synchronize"]
+    blocks = [Late() for _ in range(10)]
+    for number in range(0, 10, 2):
+
+        def read(memory: memoryview, number: int = number) -> None:
+            memory[:] = bytes([number, 0] * 4 + [number + 1, 0] * 4)
+
+        way.fill(blocks[number : number + 2], 16, read)
+    way.finish()
+    assert [block.there.tolist() for block in blocks] == [[number] * 4 for number in range(10)]
+    assert cuda.calls[2:] == ["record"] * 5
+
+
+MEASURE = """
+import resource, sys, torch
+from pathlib import Path
+from entrypoint.vllm_plugin.read import Wanted, read_all
+path, size, turned = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "turned"
+read_all([Wanted(torch.zeros(1, 8).t(), path, 0)])
+fresh = torch.empty(size // 4096, 1024)
+tensor = fresh.view(1024, -1).t() if turned else fresh
+# Its own pages count beforehand.
+fresh.fill_(0)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+read_all([Wanted(tensor, path, 0)])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "turned"])
+def test_a_load_takes_at_most_64_mib_beyond_the_parameters(tmp_path: Path, kind: str) -> None:
+    size = 256 << 20
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.truncate(size)
+    command = [sys.executable, "-c", MEASURE, str(path), str(size), kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) * 1024 <= 64 << 20
+
+
+def test_huge_pages_are_wanted_for_large_tensors_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from entrypoint.vllm_plugin import memory
+
+    advised: list[tuple[int, int]] = []
+    monkeypatch.setattr(memory, "_advise", lambda begin, length, _: advised.append((begin, length)))
+    large, small = torch.empty(10 << 20, dtype=torch.uint8), torch.empty(1 << 20, dtype=torch.uint8)
+    for tensor in (large, small):
+        memory.want_huge_pages(tensor)
+    ((begin, length),) = advised
+    page = memory.HUGE_PAGE_BYTES
+    assert begin % page == length % page == 0
+    assert large.data_ptr() <= begin
+    assert begin + length <= large.data_ptr() + large.nbytes
+    assert length >= large.nbytes - 2 * page
