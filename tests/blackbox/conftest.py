@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from blackbox.harness import House
+from blackbox.openhouse import open_python
 from serving import free_port
 
 
@@ -19,3 +20,9 @@ def house(tmp_path: Path) -> Iterator[House]:
 def port(house: House) -> int:
     house.serve()  # saved, so that the boots of the tests are hits
     return free_port()
+
+
+@pytest.fixture(scope="session")
+def everybodys_python() -> Iterator[str]:
+    with open_python() as python:
+        yield python

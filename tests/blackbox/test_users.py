@@ -2,75 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
-import re
 import shutil
 import stat
-import subprocess
-import sys
-import sysconfig
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from blackbox.harness import House, snapshot
+from blackbox.openhouse import SERVICE, open_house
 from serving import free_port
 
-SERVICE = 2000
 NOBODY = pwd.getpwnam("nobody")
 
 
-def runs_as(uid: int, python: str) -> bool:
-    """Whether a process of root's may become `uid` and still import what this Python has.
-
-    A home of root's, for one, is closed to others.
-    """
-    become = f"import os; os.setresuid({uid}, {uid}, {uid}); import tempfile; os.listdir(os.sep)"
-    probe = f"{become}; os.execv({python!r}, [{python!r}, '-c', 'import tempfile'])"
-    done = subprocess.run([python, "-c", probe], check=False, capture_output=True)
-    return done.returncode == 0
-
-
-@pytest.fixture(scope="module")
-def python() -> Iterator[str]:
-    """Yield a Python like ours that everybody may run, with what ours has installed."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to become somebody else")
-    if runs_as(SERVICE, sys.executable):
-        yield sys.executable
-        return
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    system = shutil.which(name, path="/usr/bin:/usr/local/bin")
-    if system is None or not runs_as(SERVICE, system):
-        pytest.skip(f"uid {SERVICE} can run neither {sys.executable} nor a {name} of the system")
-    directory = Path(tempfile.mkdtemp(prefix="shardboot-python-"))
-    directory.chmod(0o755)
-    subprocess.run([system, "-m", "venv", "--without-pip", directory], check=True)
-    ours = directory / "lib" / name / "site-packages" / "ours.pth"
-    ours.write_text(sysconfig.get_path("purelib") + "\n")
-    yield str(directory / "bin" / "python")
-    shutil.rmtree(directory)
-
-
-@contextlib.contextmanager
-def built(python: str, above: str | None = None) -> Iterator[House]:
-    # Not in tmp_path, which only its owner may enter.
-    root = Path(tempfile.mkdtemp(prefix="shardboot-house-", dir=above))
-    root.chmod(0o755)
-    made = House(root, python)
-    for name in ("dumps", "calls", "events"):
-        (root / name).chmod(0o777)
-    yield made
-    made.close()
-    shutil.rmtree(root)
-
-
 @pytest.fixture
-def house(python: str) -> Iterator[House]:
-    with built(python) as made:
+def house(everybodys_python: str) -> Iterator[House]:
+    with open_house(everybodys_python) as made:
         yield made
 
 
@@ -398,41 +347,6 @@ def test_a_store_that_is_a_link_is_not_given_away(house: House) -> None:
     boot = house.run("serve", "--user", "2000", house.model, "-tp", 2)
     assert boot.status == 60
     assert precious.stat().st_uid == 0
-
-
-MUTATING = re.compile(
-    r"\b(?:mkdir|mkdirat|rename\w*|unlink\w*|rmdir|link\w*|symlink\w*|[fl]?chmod\w*|[fl]?chown\w*"
-    r"|f?truncate|utime\w*|mknod\w*|[fl]?(?:set|remove)xattr|creat|p?write\w*|fallocate)\("
-    r"|O_(?:WRONLY|RDWR|CREAT|TRUNC)"
-)
-
-
-FILES = 2000
-CALLS = "file,fchmod,fchown,ftruncate,write,pwrite64,pwritev,fallocate,fsetxattr,fremovexattr"
-"""All that can change a directory or a file; what only reads an open file is left out."""
-
-
-def test_a_second_boot_makes_no_mutating_call_inside_a_store(python: str) -> None:
-    if shutil.which("strace") is None:
-        pytest.skip("needs strace")
-    # In memory: a save waits for the disk once a file.
-    with built(python, "/dev/shm") as house:  # noqa: S108 - in a directory of its own
-        house.rules(save={"parts": FILES // 2})
-        words = ("serve", "--user", "2000", house.model, "-tp", 2)
-        house.run(*words)
-        trace = house.root / "trace"
-        strace = ("strace", "-f", "-y", "-e", f"trace={CALLS}", "-o", str(trace))
-        boot = house.finish(house.start(*words, prefix=strace))
-        assert boot.events[-1] == "local.hit", boot.stderr
-        calls = trace.read_text().splitlines()
-        seen = [line for line in calls if f"{house.local}/" in line]
-        assert any("manifest.json" in line for line in seen)
-        mutating = [line for line in seen if MUTATING.search(line)]
-        print(f"{len(mutating)} of {len(seen)} calls inside a store of {FILES} files change it")
-        assert len(seen) > FILES
-        assert mutating == []
-        owners = [line for line in calls if re.search(r"\b[fl]?chown\w*\(", line)]
-        assert owners == []
 
 
 def test_whoever_asks_first_leaves_the_status_to_the_service_user(house: House) -> None:
