@@ -1,7 +1,8 @@
 """A child program in its own process group that never outlives its use.
 
 Requests travel by a file in memory and answers by a pipe of their own: nothing of a user's words
-is in an argv, and nothing that a library prints can be taken for an answer.
+is in an argv, and nothing that a library prints can be taken for an answer. Secrets that it prints
+are in no log when it has ended, nor in what is said of it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, cast
 
 from entrypoint.checkpoint.digest import Json
+from entrypoint.redaction import redact, secrets
 from entrypoint.state.files import keep_newest
 
 TERM_GRACE_SECONDS: Final = 0.5
@@ -44,7 +46,7 @@ class Outcome:
 
 def ask(
     argv: Sequence[str],
-    request: Json,
+    request: Mapping[str, Json],
     *,
     environ: Mapping[str, str],
     log: IO[bytes],
@@ -54,8 +56,10 @@ def ask(
     """Run `argv` with one more word, the descriptor to answer on; return how it ended.
 
     The child leads its own session. When this returns or raises, whatever raises, its whole
-    process group is gone and its memory free. `timeout` in seconds. Raises: OSError.
+    process group is gone and its memory free. `timeout` in seconds. No secret of `environ`, or of
+    the request's `words`, is in `log` then, nor in the answer's `message`. Raises: OSError.
     """
+    hidden = secrets(environ, cast("list[str]", request["words"]))
     stdin = _in_memory(request)
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb", buffering=0) as answers:
@@ -76,10 +80,11 @@ def ask(
             answer, timed_out = _wait(process, answers, time.monotonic() + timeout, on_tick)
         finally:
             end_group(process)
-    return Outcome(process.returncode, _decode(answer), timed_out)
+            _redact_log(log, hidden)
+    return Outcome(process.returncode, _decode(answer, hidden), timed_out)
 
 
-def _in_memory(request: Json) -> int:
+def _in_memory(request: Mapping[str, Json]) -> int:
     """Return a descriptor that gives the request: no disk, and no pipe that could fill up."""
     descriptor = os.memfd_create("request", os.MFD_CLOEXEC)
     # ASCII, so that words with bytes that are no UTF-8 arrive as they are.
@@ -116,12 +121,27 @@ def _wait(
         on_tick()
 
 
-def _decode(answer: bytes) -> Json:
+def _decode(answer: bytes, hidden: Sequence[str]) -> Json:
     try:
         value: Json = json.loads(answer)
     except (RecursionError, ValueError):
         return None
+    if isinstance(value, dict) and "message" in value:
+        value["message"] = redact(str(value["message"]), hidden)
     return value
+
+
+def _redact_log(log: IO[bytes], hidden: Sequence[str]) -> None:
+    """Write a log again where it repeats a secret; where that fails, its rest is lost."""
+    log.seek(0)
+    text = os.fsdecode(log.read())
+    redacted = redact(text, hidden)
+    if redacted != text:
+        log.seek(0)
+        log.truncate()
+        with contextlib.suppress(OSError):
+            log.write(os.fsencode(redacted))
+            log.flush()
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -123,6 +124,26 @@ def test_no_failure_says_a_secret(kept: House, stage: str, rules: dict[str, obje
     kept.rules(**{stage: rules})
     boot = run(kept, "serve", kept.model, "-tp", 2, *WORDS)
     assert boot.words == [str(kept.model), "-tp", "2", *WORDS]
+    assert holders(kept) == []
+
+
+@pytest.mark.parametrize("way", ["printed", "answered"])
+@pytest.mark.parametrize("stage", ["resolve", "save", "prove"])
+def test_what_a_child_tells_of_secrets_when_it_fails_is_nowhere(
+    kept: House, stage: str, way: str
+) -> None:
+    values = [f"{name}-{MARK}" for name in FILES] + [word for word in WORDS if MARK in word]
+    text = f"401: {' '.join([*values, kept.environ['HF_TOKEN']])}"
+    status = "rejected" if stage == "resolve" else "refused"
+    answer = {"status": status, "reason": "save.dtype", "message": text}
+    rules = {"print": text, **({"exit": 3} if way == "printed" else {"say": json.dumps(answer)})}
+    command = "serve"
+    if stage == "prove":
+        command = "prove"
+        kept.serve()
+    kept.rules(**{"resolve" if stage == "resolve" else "save": rules})
+    boot = run(kept, command, kept.model, "-tp", 2, *WORDS)
+    assert f"401: {' '.join(['***'] * (len(values) + 1))}" in boot.stderr
     assert holders(kept) == []
 
 
