@@ -42,6 +42,7 @@ TOLD: dict[str, Json] = {
         ("--ssl-cert-reqs 0", {"mutual": True}, {}),
         ("--uds /run/v", {}, {"uds": "/run/v"}),
         ("", {"headless": True}, {"headless": True}),
+        ("--node-rank 1", {}, {}),
         # A supervisor of many replicas answers on a port of its own.
         ("--port 9001", {"port": 9256, "takes_port": False}, {"port": 9256}),
     ],
@@ -57,6 +58,18 @@ def test_words_win_over_what_vllm_said_without_them(
     [
         ("", {}),
         ("--port 9000 --headless", {"port": 9000, "headless": True}),
+        ("-- --headless", {}),
+        ("--api-server-count 0", {"headless": True}),
+        ("--nnodes 2 --node-rank 1", {"headless": True}),
+        ("--node_rank=1", {"headless": True}),
+        ("-r 3", {"headless": True}),
+        ("--nnodes 2 --node-rank 0 --port 9000", {"port": 9000}),
+        ("--node-rank 1 --node-rank 0", {}),
+        ("--node-rank x", {}),
+        ("--node-rank", {}),
+        # Each replica's first node answers, and words alone do not tell which that is.
+        ("--nnodes 2 --node-rank 1 -dp 2", {}),
+        ("--nnodes 2 --node-rank 1 --data-parallel-size=1", {"headless": True}),
     ],
 )
 def test_a_vllm_that_could_not_be_asked_has_its_defaults(
