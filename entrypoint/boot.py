@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from entrypoint import launch
+from entrypoint import launch, readahead
 from entrypoint.assess import Assessment, Boot, assess, doubted
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
@@ -89,6 +89,9 @@ def _held(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
         loader["headless"] = True
     if assessment.situation.has_source:
         loader["source"] = assessment.source.here.directory or assessment.resolution.model_word
+    if boot.settings.read_ahead:
+        ranks = assessment.resolution.ranks
+        loader["reader"] = readahead.start(Path(action.path), action.manifest, ranks)
     return launch.checkpoint_words(assessment.resolution, boot.words, action.path, loader)
 
 

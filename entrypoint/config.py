@@ -45,6 +45,7 @@ class Settings(NamedTuple):
     publish: bool
     shared_readers: int
     verify: Verify
+    read_ahead: bool
     checkpoint: str | None
     log_format: Literal["auto", "text", "json"]
 
@@ -242,6 +243,7 @@ OPTIONS: tuple[Option, ...] = (
         "check of a local checkpoint before serving: sizes and headers, or every byte",
         "size|deep",
     ),
+    Option("read_ahead", "yes", _switch, "read a checkpoint into the page cache while vLLM starts"),
     Option("checkpoint", "", _optional, "the one checkpoint to consider, by name", "NAME"),
     Option(
         "log_format",

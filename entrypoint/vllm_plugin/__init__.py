@@ -13,6 +13,7 @@ def register() -> None:
     harm. It costs nothing where no model is loaded.
     """
     from entrypoint.vllm_plugin.late import after_import
+    from entrypoint.vllm_plugin.reap import reap_reader
     from entrypoint.vllm_plugin.stop import note_when_told, note_without_server
 
     # Right before the server waits for its engine, and after it has set its own handlers.
@@ -20,6 +21,7 @@ def register() -> None:
     # A node without HTTP has no such client, and is as far when it starts its first process.
     after_import("multiprocessing.popen_fork", note_without_server)
     after_import("vllm.model_executor.model_loader", _register)
+    reap_reader()
 
 
 def _register() -> None:

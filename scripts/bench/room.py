@@ -16,19 +16,23 @@ from typing import Final, Self
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from models import make_model
-from processes import ProgramError, descendants, end, run
+from page_cache import cached, evict
+from processes import Program, ProgramError, descendants, end, run
 from serving import FLAGS, Server, decision, environment
 
 from entrypoint.state.ledger import Ledger
 
 __all__ = [
+    "Program",
     "ProgramError",
     "Room",
     "Server",
+    "cached",
     "decision",
     "descendants",
     "drop_page_cache",
     "end",
+    "evict",
     "parser",
 ]
 

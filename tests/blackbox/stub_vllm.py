@@ -226,6 +226,11 @@ def serve(words: list[str], rules: dict[str, Any]) -> None:
     temporary = HOUSE / "dumps" / f".{os.getpid()}"
     temporary.write_text(json.dumps(found))
     temporary.rename(HOUSE / "dumps" / f"{os.getpid()}.json")
+    if rules.get("plugin"):
+        # As vLLM does what its plugins ask for, in its first process.
+        from entrypoint.vllm_plugin.reap import reap_reader
+
+        reap_reader()
     if rules.get("stay"):
         tell("staying")
         sys.stdin.read()

@@ -16,6 +16,7 @@ SURFACE = {
     *("dir_mode", "file_mode", "max_bytes", "reserve_bytes", "size_per_file", "save_timeout"),
     *("grace", "shared_grace"),
     *("quarantine_after", "prove", "publish", "shared_readers", "verify", "checkpoint"),
+    "read_ahead",
     *("log_format",),
 }
 """Removing or renaming one of these breaks somebody's unit file."""
@@ -40,6 +41,7 @@ DEFAULTS: Mapping[str, object] = {
     "prove": "auto",
     "publish": False,
     "shared_readers": 0,
+    "read_ahead": True,
     "verify": "size",
     "checkpoint": None,
     "log_format": "auto",
@@ -65,6 +67,7 @@ OTHER_WORDS: Mapping[str, tuple[str, object]] = {
     "prove": ("always", "always"),
     "publish": ("yes", True),
     "shared_readers": ("16", 16),
+    "read_ahead": ("no", False),
     "verify": ("deep", "deep"),
     "checkpoint": ("name", "name"),
     "log_format": ("json", "json"),
