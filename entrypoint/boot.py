@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from entrypoint import launch, readahead
+from entrypoint import compiled, launch, readahead
 from entrypoint.assess import Assessment, Boot, assess, doubted
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
@@ -23,7 +23,7 @@ from entrypoint.errors import RefusedError, ShardbootError
 from entrypoint.log import human_bytes
 from entrypoint.plan import Action, Obstacle, decide, in_words, lack
 from entrypoint.state import process, stops
-from entrypoint.state.attempts import delay_seconds, failures_in_row
+from entrypoint.state.attempts import Entry, delay_seconds, failures_in_row
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.rejections import Rejections
 from entrypoint.store import lock
@@ -63,7 +63,7 @@ def serve(boot: Boot) -> NoReturn:
     words = list(boot.words)
     if action.kind == "reuse":
         words = _held(boot, assessment, action)
-        environ = with_plugin(environ)
+        environ = compiled.give(boot, action, with_plugin(environ))
     if action.kind == "tee":
         words = _teeing(boot, assessment, action)
         environ = with_plugin(environ)
@@ -198,7 +198,8 @@ def _doubt(boot: Boot, action: Action) -> Damaged | Rejected | None:
     """Return why a complete checkpoint is not served after all: its past, or its bytes."""
     manifest = action.manifest
     assert manifest is not None  # reuse always names one
-    failures = failures_so_far(boot, action)
+    entries = past(boot)
+    failures = failures_so_far(action, entries)
     if (quarantined := given_up(boot, action, failures)) is not None:
         reason = quarantined.reason
         Rejections(boot.settings.state_dir).add(manifest.content, "quarantined", reason)
@@ -211,6 +212,7 @@ def _doubt(boot: Boot, action: Action) -> Damaged | Rejected | None:
         boot.log.line("boot.delayed", text)
         boot.status.phase("waiting", text)
         time.sleep(seconds)
+    compiled.mend(boot, action, entries)
     if boot.settings.verify == "deep" and (found := deep_look(boot, action)) is not None:
         boot.log.line("local.damaged", found.discrepancies[0])
         return found
@@ -226,11 +228,17 @@ def given_up(boot: Boot, action: Action, failures: int) -> Rejected | None:
     return Rejected(action.manifest.name, "quarantined", reason)
 
 
-def failures_so_far(boot: Boot, action: Action) -> int:
+def past(boot: Boot) -> Sequence[Entry]:
+    """Return what is known of the latest boots."""
+    state_dir = boot.settings.state_dir
+    return [*Ledger(state_dir).recent(), *stops.told(state_dir)]
+
+
+def failures_so_far(action: Action, entries: Sequence[Entry]) -> int:
     """Return how many boots in a row died on it; none while another server still holds it."""
     assert action.manifest is not None
     failures = failures_in_row(
-        [*Ledger(boot.settings.state_dir).recent(), *stops.told(boot.settings.state_dir)],
+        entries,
         action.manifest.digest,
         process.host_boot(),
         process.is_alive,
@@ -277,9 +285,7 @@ def _step(boot: Boot, assessment: Assessment, action: Action) -> Assessment:
     return _with(assessment, shared=made) if isinstance(made, Complete) else _has(assessment, made)
 
 
-def _begin_tee(
-    boot: Boot, assessment: Assessment, action: Action
-) -> tuple[Action, Assessment]:
+def _begin_tee(boot: Boot, assessment: Assessment, action: Action) -> tuple[Action, Assessment]:
     """Begin a tee; its action then names the staging, unless the assessment says what came of it.
 
     That another process is at it, or has made one meanwhile, is told there as well.

@@ -43,6 +43,9 @@ class Settings(NamedTuple):
     quarantine_after: int
     prove: Prove
     publish: bool
+    cache_bytes: int
+    publish_caches: bool
+    trust_caches: bool
     shared_readers: int
     verify: Verify
     read_ahead: bool
@@ -229,6 +232,15 @@ OPTIONS: tuple[Option, ...] = (
         "auto|always|never",
     ),
     Option("publish", "no", _switch, "push a fresh save to the shared store before serving"),
+    Option(
+        "cache_bytes",
+        "4GiB",
+        byte_count,
+        "most bytes that what vLLM compiled for all checkpoints may hold",
+        "SIZE",
+    ),
+    Option("publish_caches", "no", _switch, "push what vLLM compiled with a checkpoint"),
+    Option("trust_caches", "no", _switch, "copy what vLLM compiled, too: it is code"),
     Option(
         "shared_readers",
         "0",

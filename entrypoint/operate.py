@@ -7,9 +7,9 @@ from typing import Any, Final, Literal, assert_never
 
 import click
 
-from entrypoint import steps, turns
+from entrypoint import compiled, steps, turns
 from entrypoint.assess import Assessment, Boot, assess, doubted
-from entrypoint.boot import failures_so_far, given_up
+from entrypoint.boot import failures_so_far, given_up, past
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import (
     Absent,
@@ -38,7 +38,7 @@ def plan(ctx: click.Context, /, output: str, **flags: Any) -> None:
     assessment = assess(this)
     action = decide(assessment.situation, this.policy)
     if action.kind == "reuse":
-        found = given_up(this, action, failures_so_far(this, action))
+        found = given_up(this, action, failures_so_far(action, past(this)))
         if found is not None:
             assessment = doubted(this, assessment, found)
             action = decide(assessment.situation, this.policy)
@@ -153,6 +153,10 @@ def push(ctx: click.Context, /, output: str, **flags: Any) -> None:
     assessment = assess(this)
     manifest = steps.wanted_checkpoint(this, assessment)
     published = steps.push(this, assessment, manifest)
+    if this.settings.publish_caches:
+        assert assessment.shared_store is not None
+        here = assessment.local_store.path(manifest.name)
+        compiled.publish(this, assessment.shared_store, here, published)
     value: Json = {"checkpoint": {"name": published.name}}
     emit(output, value, f"{published.name}: in the shared store")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from entrypoint import compiled
 from entrypoint.assess import Assessment, Boot, answers, assess_again
 from entrypoint.checkpoint.digest import digest_json
 from entrypoint.checkpoint.finding import Complete, Damaged, Finding, Rejected
@@ -149,6 +150,8 @@ def copy_here(boot: Boot, assessment: Assessment, action: Action) -> Manifest:
     if not {*wanted} <= {*assessment.local_store.ranks(made)}:
         # Where files cannot be linked, what was there has gone.
         made = _copy_ranks(boot, assessment, action.manifest, wanted)
+    here = assessment.local_store.path(made.name)
+    compiled.fetch(boot, assessment.shared_store, here, action.manifest)
     return made
 
 

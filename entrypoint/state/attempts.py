@@ -8,7 +8,7 @@ bad flags, or memory that ran out after loading never count against weights.
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from entrypoint.checkpoint.digest import Json
 
@@ -62,6 +62,57 @@ def failures_in_row(
         elif attempt.tells:
             break
     return count
+
+
+_SERVED: Final = frozenset({"serving", "healthy"})
+_EXCUSED: Final = frozenset({"stopped", "fell-back"})
+CACHES_RENEWED: Final = "caches-renewed"
+"""The event that says that a checkpoint's caches were moved away."""
+
+
+def distrust(
+    entries: Iterable[Entry],
+    manifest: str,
+    host_boot: str,
+    is_alive: Callable[[Json, Json], bool],
+) -> Literal["", "some", "all"]:
+    """Return how much of what vLLM keeps for a checkpoint may be bad, by what boots left of it.
+
+    All, if its latest boot had loaded, which is no fault of the weights then, and died before it
+    served, and nobody told it to; but once only, until another one has served. Some, if there was
+    none since the host was started: files may be torn. `entries` as for `failures_in_row`.
+    """
+    attempts: dict[str, _Attempt] = {}
+    renewed = False
+    for entry in entries:
+        event, boot = str(entry.get("event")), str(entry.get("boot"))
+        if event == CACHES_RENEWED and entry.get("manifest") == manifest:
+            renewed = True
+        elif event == "attempt" and entry.get("manifest") == manifest:
+            attempts[boot] = _Attempt(entry)
+        elif boot in attempts:
+            attempts[boot].events.add(event)
+            renewed = renewed and event not in _SERVED
+    here = [attempt for attempt in attempts.values() if attempt.host_boot == host_boot]
+    if not here:
+        return "some"
+    latest = next((a for a in reversed(here) if "loaded" in a.events), None)
+    if latest is None or renewed or latest.events & (_SERVED | _EXCUSED):
+        return ""
+    return "" if is_alive(*latest.process) else "all"
+
+
+def has_served(entries: Iterable[Entry], manifest: str) -> bool:
+    """Tell whether a boot has served a checkpoint with the caches that it has now."""
+    boots: set[str] = set()
+    served = False
+    for entry in entries:
+        event, boot = str(entry.get("event")), str(entry.get("boot"))
+        if entry.get("manifest") == manifest and event in ("attempt", CACHES_RENEWED):
+            boots.add(boot)
+            served = served and event != CACHES_RENEWED
+        served = served or (boot in boots and event in _SERVED)
+    return served
 
 
 MAX_DELAY_SECONDS = 60.0

@@ -192,7 +192,14 @@ class ObjectStore:
             raise NotFoundError(f"{where}: not there")
         if size != entry.size:
             raise DamagedError(f"{where}: expected {entry.size} bytes, found {size}")
-        path, offset = f"{files}/{entry.path}", start
+        yield from self.stream(f"{files}/{entry.path}", size, where, start)
+
+    def stream(self, path: str, size: int, where: str, start: int = 0) -> Generator[memoryview]:
+        """Yield the bytes of an object of that size from `start`, as they come.
+
+        Raises: NotFoundError; StoreError, which names `where`.
+        """
+        offset = start
         while offset < size:
             begin, end = offset, min(size, offset + REQUEST_BYTES)
             try:

@@ -94,24 +94,8 @@ class Upload:
         Raises: StoreError; StagingError for another size; ManifestError for a path that leaves
         the checkpoint; what `pieces` raises.
         """
-        from obstore import open_writer  # noqa: PLC0415 - an extra
-
         check_path(entry.path, "path")
-        where = f"{self.store.where}: {self.files}/{entry.path}"
-        with asking(where):
-            writer = open_writer(
-                self.store.writes,
-                f"{self.files}/{entry.path}",
-                buffer_size=max(PART_BYTES, -(-entry.size // _MOST_PARTS)),
-                max_concurrency=PARTS_AT_ONCE,
-            )
-        try:
-            _fill(writer, entry.size, pieces, where)
-        except BaseException as error:
-            # Whatever went wrong before matters more than that the parts cannot be taken back.
-            with contextlib.suppress(ShardbootError), asking(where):
-                writer.__exit__(type(error), error, None)
-            raise
+        put(self.store, f"{self.files}/{entry.path}", entry.size, pieces)
 
     def commit(self, manifest: Manifest, ranks: Collection[int] | None = None) -> CommitResult:
         """Publish what was pushed; `ranks` must be all of them.
@@ -187,6 +171,30 @@ class Upload:
         except StoreError as error:
             return error
         return None
+
+
+def put(store: ObjectStore, path: str, size: int, pieces: Iterable[memoryview]) -> None:
+    """Put an object in parts; it is there, whole, on return, or not at all.
+
+    Raises: StoreError; StagingError for another size; what `pieces` raises.
+    """
+    from obstore import open_writer  # noqa: PLC0415 - an extra
+
+    where = f"{store.where}: {path}"
+    with asking(where):
+        writer = open_writer(
+            store.writes,
+            path,
+            buffer_size=max(PART_BYTES, -(-size // _MOST_PARTS)),
+            max_concurrency=PARTS_AT_ONCE,
+        )
+    try:
+        _fill(writer, size, pieces, where)
+    except BaseException as error:
+        # Whatever went wrong before matters more than that the parts cannot be taken back.
+        with contextlib.suppress(ShardbootError), asking(where):
+            writer.__exit__(type(error), error, None)
+        raise
 
 
 def _fill(writer: WritableFile, size: int, pieces: Iterable[memoryview], where: str) -> None:

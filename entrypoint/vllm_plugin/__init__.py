@@ -14,12 +14,14 @@ def register() -> None:
     """
     from entrypoint.vllm_plugin.late import after_import
     from entrypoint.vllm_plugin.reap import reap_reader
+    from entrypoint.vllm_plugin.serving import BEGINS, note_serving
     from entrypoint.vllm_plugin.stop import note_when_told, note_without_server
 
     # Right before the server waits for its engine, and after it has set its own handlers.
     after_import("vllm.v1.engine.async_llm", note_when_told)
     # A node without HTTP has no such client, and is as far when it starts its first process.
     after_import("multiprocessing.popen_fork", note_without_server)
+    after_import(BEGINS, note_serving)
     after_import("vllm.model_executor.model_loader", _register)
     reap_reader()
 

@@ -18,6 +18,11 @@ def only_checkpoint(house: House) -> Path:
     return house.store.path(name)
 
 
+def only_caches(house: House) -> Path:
+    [place] = (house.state / "caches").iterdir()
+    return place
+
+
 def test_vllm_gets_the_checkpoint_then_the_users_words_then_ours(house: House) -> None:
     boot = house.serve("--port", 8001, "--max-model-len", 64)
     checkpoint = only_checkpoint(house)
@@ -94,12 +99,14 @@ def test_signals_are_as_a_fresh_program_expects_them(house: House) -> None:
 
 
 @pytest.mark.parametrize("action", ["reuse", "source"])
-def test_only_the_standard_descriptors_and_the_lock_cross(house: House, action: str) -> None:
+def test_only_the_standard_descriptors_and_the_locks_cross(house: House, action: str) -> None:
     words = [] if action == "reuse" else ["--load-format", "dummy"]
     fds = house.serve(*words).vllm["fds"]
     extra = [target for number, target in fds.items() if int(number) > 2]
-    manifest = [str(only_checkpoint(house) / "manifest.json")] if action == "reuse" else []
-    assert extra == manifest
+    locked = []
+    if action == "reuse":
+        locked = [str(only_checkpoint(house) / "manifest.json"), str(only_caches(house))]
+    assert extra == locked
 
 
 def test_the_checkpoint_is_locked_for_as_long_as_vllm_lives(house: House) -> None:
@@ -121,7 +128,11 @@ def test_the_environment_is_the_users(house: House) -> None:
     shells_own = {"PWD", "OLDPWD", "SHLVL", "_"}
     wanted = house.environ | {"HF_HOME": "/hf", "ODD": "a\nb"}
     got = {k: v for k, v in boot.vllm["environ"].items() if k not in shells_own}
-    assert got == wanted
+    assert got == wanted | {
+        "VLLM_CACHE_ROOT": f"{only_caches(house)}/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": f"{only_caches(house)}/inductor",
+        "TRITON_CACHE_DIR": f"{only_caches(house)}/triton",
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ for word. Needs root, podman and debootstrap.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -160,11 +161,13 @@ def who(boot: Outcome) -> str:
 
 
 def home(boot: Outcome) -> str:
-    """Return HOME, and where vLLM caches."""
+    """Return HOME, and where others and vLLM cache; not which checkpoint's caches those are."""
     if not boot.vllm:
         return ""
     environ = boot.vllm["environ"]
-    return f"{environ['HOME']}, {environ.get('VLLM_CACHE_ROOT', 'there').removeprefix(DATA)}"
+    names = ("XDG_CACHE_HOME", "VLLM_CACHE_ROOT")
+    caches = [environ.get(name, "there").removeprefix(DATA) for name in names]
+    return ", ".join([environ["HOME"], *(re.sub("(/caches)/.*", r"\1", path) for path in caches)])
 
 
 def whose(store: Path, first_id: int, looks_as: Sequence[str]) -> tuple[str, str]:

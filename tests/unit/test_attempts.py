@@ -10,6 +10,7 @@ from entrypoint.state.attempts import (
     UNUSED,
     Use,
     delay_seconds,
+    distrust,
     failures_in_row,
     uses,
 )
@@ -18,6 +19,10 @@ FAILED = ("loading",)
 SERVED = ("loading", "loaded")
 STOPPED = ("loading", "stopped")
 NEVER_LOADED = ()
+SERVING = ("loading", "loaded", "serving")
+TOLD = ("loading", "loaded", "stopped")
+FELL_BACK = ("loading", "fell-back", "loaded")
+RENEWED: dict[str, Json] = {"boot": "b", "event": "caches-renewed", "manifest": "m"}
 
 
 def ledger(*boots: tuple[str, ...], host_boot: str = "h1") -> list[dict[str, Json]]:
@@ -128,3 +133,42 @@ def test_a_boot_that_is_still_loading_has_not_failed_whatever_a_lock_says() -> N
         entry |= {"pid": 100 + number, "pid_start": 7}
     assert failures_in_row(entries, "m", "h1", lambda pid, start: (pid, start) == (102, 7)) == 2
     assert failures_in_row(entries, "m", "h1", lambda pid, start: (pid, start) == (102, 8)) == 3
+
+
+@pytest.mark.parametrize(
+    ("boots", "expected"),
+    [
+        pytest.param((), "some", id="none since the host was started"),
+        pytest.param((SERVED,), "all", id="died after loading"),
+        pytest.param((SERVED, SERVING), "", id="the latest has served"),
+        pytest.param((SERVING, SERVED), "all", id="the one before has served"),
+        pytest.param(((*SERVED, "healthy"),), "", id="seen to be healthy"),
+        pytest.param((TOLD,), "", id="told to stop while it warmed up"),
+        pytest.param((FELL_BACK,), "", id="loaded the source instead"),
+        pytest.param((FAILED,), "", id="died while loading, which no caches do"),
+        pytest.param((SERVED, NEVER_LOADED), "all", id="bad flags tell nothing"),
+    ],
+)
+def test_caches_are_distrusted_by_what_the_latest_boot_with_them_came_to(
+    boots: tuple[tuple[str, ...], ...], expected: str
+) -> None:
+    assert distrust(ledger(*boots), "m", "h1", dead) == expected
+
+
+def test_caches_are_moved_away_once_until_a_boot_has_served() -> None:
+    died = ledger(SERVED)
+    assert distrust([*died, RENEWED], "m", "h1", dead) == ""
+    assert distrust([*died, RENEWED | {"manifest": "another"}], "m", "h1", dead) == "all"
+    again = ledger(SERVED, SERVED)
+    assert distrust([*again[:3], RENEWED, *again[3:]], "m", "h1", dead) == ""
+    served = ledger(SERVED, SERVING, SERVED)
+    assert distrust([*served[:3], RENEWED, *served[3:]], "m", "h1", dead) == "all"
+
+
+def test_caches_of_a_server_that_runs_are_not_distrusted() -> None:
+    assert distrust(ledger(SERVED), "m", "h1", lambda *_: True) == ""
+
+
+def test_caches_may_be_torn_where_the_host_was_started_anew() -> None:
+    assert distrust(ledger(SERVED), "m", "h2", dead) == "some"
+    assert distrust(ledger(SERVED), "another", "h1", dead) == "some"

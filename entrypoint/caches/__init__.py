@@ -1,0 +1,1 @@
+"""What vLLM compiles and tunes for a checkpoint: kept over boots, healed, bounded, shared."""
