@@ -27,6 +27,9 @@ from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.staging import Staging
 
 SAVE_MODULE: Final = "entrypoint.vllm_plugin.save"
+WITHOUT_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1"}
+"""numpy would start some as soon as it is imported, and the child could not fork its workers."""
+
 BY_THE_MODEL: Final = (
     *("save.data-parallel", "save.dtype", "save.meta-tensor", "save.online-quant"),
 )
@@ -108,7 +111,7 @@ def _run_child(order: Order, staging: Staging) -> None:
     if order.proof_needed:
         environ = prover.environ_for(order.environ, "source")
     else:
-        environ = with_plugin(order.environ)
+        environ = with_plugin(order.environ) | WITHOUT_THREADS
     with child.open_log(order.log_file) as log:
         outcome = child.ask(
             [order.engine.interpreter, "-P", "-m", SAVE_MODULE],
