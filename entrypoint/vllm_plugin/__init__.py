@@ -30,8 +30,8 @@ def _register() -> None:
     from entrypoint.vllm_plugin.compat import register_once
     from entrypoint.vllm_plugin.load_format import ShardbootLoader
     from entrypoint.vllm_plugin.save_format import ShardbootSaver
+    from entrypoint.vllm_plugin.tee_format import ShardbootTee
 
     register_once("shardboot", ShardbootLoader)
-    from entrypoint.vllm_plugin.tee_format import ShardbootTee
     register_once("shardboot-save", ShardbootSaver)
     register_once("shardboot-tee", ShardbootTee)
