@@ -23,11 +23,11 @@ from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.fragment import fragment_name
 from entrypoint.checkpoint.layout import Layout
 from entrypoint.errors import SaveError, ShardbootError
+from entrypoint.headroom import free_bytes
 from entrypoint.store import staging as stagings
 from entrypoint.store.staging import MAX_ORDER_BYTES, ORDER, UNCLAIMED, Staging
 from entrypoint.vllm_plugin import compat
 from entrypoint.vllm_plugin.decisions import decided
-from entrypoint.vllm_plugin.host_memory import free_bytes
 from entrypoint.vllm_plugin.logical import logical_state
 from entrypoint.vllm_plugin.memory import populate
 from entrypoint.vllm_plugin.notes import Notes
