@@ -14,6 +14,7 @@ ROOMS: Final = {
     "watch": ("status", "wait", "health"),
     "measure": ("probe",),
     "advise": ("advise",),
+    "tune": ("tune",),
 }
 """Modules with a table `COMMANDS`, and what stands in it; `serve` is everybody's."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 import os
 import sys
@@ -14,14 +13,15 @@ from typing import Any, Final
 import click
 
 from entrypoint import config
-from entrypoint.errors import OwnershipError, StoreError
+from entrypoint.errors import StoreError
 from entrypoint.insight import plot
 from entrypoint.insight.examine import Order
 from entrypoint.insight.findings import Findings
 from entrypoint.insight.probe import probe as probe_directory
 from entrypoint.insight.report import as_text
-from entrypoint.insight.verdict import Verdict, judge
+from entrypoint.insight.verdict import judge
 from entrypoint.options import emit, with_format, with_settings
+from entrypoint.picture import paint, with_plot
 from entrypoint.privilege.stepping_down import become_user
 from entrypoint.start import read_settings, take_credentials, tighten_umask
 from entrypoint.store.base import open_store
@@ -47,23 +47,6 @@ def _quantity(
         return value
 
     return callback
-
-
-def _picture(_ctx: click.Context, _parameter: click.Parameter, word: str | None) -> Path | None:
-    """Refuse before anything is measured what could not be drawn afterwards."""
-    if word is None:
-        return None
-    path = Path(word)
-    if path.suffix not in (".svg", ".png"):
-        msg = f"expected FILE.svg or FILE.png, found {word!r}"
-        raise click.BadParameter(msg)
-    if not path.parent.is_dir():
-        msg = f"{path.parent}: not a directory"
-        raise click.BadParameter(msg)
-    if path.suffix == ".png" and importlib.util.find_spec("PIL") is None:
-        msg = f"a PNG needs Pillow: {sys.executable} -m pip install pillow; an SVG needs nothing"
-        raise click.BadParameter(msg)
-    return path
 
 
 @click.command()
@@ -96,9 +79,7 @@ def _picture(_ctx: click.Context, _parameter: click.Parameter, word: str | None)
     show_default=True,
     help="how many read and write at once, beside one alone",
 )
-@click.option(
-    "--plot", "picture", callback=_picture, metavar="FILE", help="draw it as well: .svg or .png"
-)
+@with_plot
 @with_format
 @functools.partial(with_settings, only=("user", "reserve_bytes"))
 @click.pass_context
@@ -127,7 +108,7 @@ def probe(
     verdict = judge(findings)
     emit(output, findings.to_json() | verdict.to_json(), *as_text(findings, verdict).splitlines())
     if picture is not None:
-        _draw(picture, findings, verdict)
+        paint(picture, plot.draw(findings, verdict))
     if findings.hung:
         msg = f"{findings.path}: no answer ({findings.hung})"
         raise StoreError(msg, hint="see whether its server runs; `dmesg` may name it")
@@ -150,17 +131,6 @@ def _measured(place: str, also: str | None, order: Order) -> Findings:
 def _say(step: str) -> None:
     if sys.stderr.isatty():
         click.echo(f"shardboot: probe: {step}", err=True)
-
-
-def _draw(path: Path, findings: Findings, verdict: Verdict) -> None:
-    drawing = plot.draw(findings, verdict)
-    try:
-        if path.suffix == ".png":
-            path.write_bytes(plot.as_png(drawing))
-        else:
-            path.write_text(plot.as_svg(drawing))
-    except OSError as error:
-        raise OwnershipError(f"{path}: {error.strerror}", hint="name another file") from None
 
 
 COMMANDS: Final[dict[str, click.Command]] = {"probe": probe}

@@ -1,4 +1,4 @@
-"""A picture of a probe's findings: a few bars, as SVG, or as PNG where Pillow is installed.
+"""Pictures of what was measured: a few bars, as SVG, or as PNG where Pillow is installed.
 
 vLLM brings Pillow. What is drawn is decided once (`draw`); then it is spelled in one of two ways.
 """
@@ -6,7 +6,7 @@ vLLM brings Pillow. What is drawn is decided once (`draw`); then it is spelled i
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
@@ -18,8 +18,8 @@ _BAR_LEFT: Final = 190
 _BAR_RIGHT: Final = 530
 _ROW: Final = 22
 _INK: Final = "#222222"
-_ONE: Final = "#7aa6c2"
-_MANY: Final = "#2f6690"
+_LIGHT: Final = "#7aa6c2"
+_DARK: Final = "#2f6690"
 
 
 class Bar(NamedTuple):
@@ -49,21 +49,26 @@ class Drawing(NamedTuple):
     shapes: tuple[Bar | Text, ...]
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
+    """One bar of a panel: what it is of, how long, what is written at its end, how dark."""
+
     label: str
     value: float
     shown: str
-    colour: str
+    is_dark: bool = True
 
 
 def draw(findings: Findings, verdict: Verdict) -> Drawing:
-    """Decide what a picture shows: each panel has a scale of its own."""
-    shapes: list[Bar | Text] = [
-        Text(16, 26, _cut(findings.path, 70), 15),
-        Text(16, 46, _cut(f"{IN_WORDS[verdict.word]}: {verdict.reasons[0].text}", 90)),
-    ]
+    """Decide what a picture of a probe shows."""
+    said = f"{IN_WORDS[verdict.word]}: {verdict.reasons[0].text}"
+    return chart(findings.path, said, _panels(findings))
+
+
+def chart(heading: str, said: str, panels: Iterable[tuple[str, Sequence[Row]]]) -> Drawing:
+    """Lay out titled rows of bars under a heading; each panel has a scale of its own."""
+    shapes: list[Bar | Text] = [Text(16, 26, _cut(heading, 70), 15), Text(16, 46, _cut(said, 90))]
     y = 60
-    for title, rows in _panels(findings):
+    for title, rows in panels:
         if not rows:
             continue
         y += 20
@@ -73,28 +78,28 @@ def draw(findings: Findings, verdict: Verdict) -> Drawing:
         for row in rows:
             width = max(1.0, round((_BAR_RIGHT - _BAR_LEFT) * row.value / most, 1))
             shapes.append(Text(_BAR_LEFT - 8, y + 14, row.label, at_end=True))
-            shapes.append(Bar(_BAR_LEFT, y + 3, width, _ROW - 8, row.colour))
+            colour = _DARK if row.is_dark else _LIGHT
+            shapes.append(Bar(_BAR_LEFT, y + 3, width, _ROW - 8, colour))
             shapes.append(Text(_BAR_LEFT + width + 6, y + 14, row.shown))
             y += _ROW
     return Drawing(y + 16, tuple(shapes))
 
 
-def _panels(findings: Findings) -> Iterator[tuple[str, list[_Row]]]:
+def _panels(findings: Findings) -> Iterator[tuple[str, list[Row]]]:
     rows = []
     for name, rates in (("write", findings.write), ("read", findings.read)):
         for rate in rates:
             shown = f"{human_decimal(rate.per_second)}/s"
             label = f"{name}, {rate.workers} worker{'s' if rate.workers > 1 else ''}"
-            colour = _ONE if rate.workers == 1 else _MANY
-            rows.append(_Row(label, rate.per_second, shown, colour))
+            rows.append(Row(label, rate.per_second, shown, rate.workers > 1))
     yield "Large files", rows
     yield (
         "Small files, a second",
-        [_Row(name, r.per_second, f"{r.per_second:.0f}", _MANY) for name, r in findings.small],
+        [Row(name, r.per_second, f"{r.per_second:.0f}") for name, r in findings.small],
     )
     if findings.fsync is not None:
         times = (("median", findings.fsync.median), ("p99", findings.fsync.p99))
-        yield "fsync", [_Row(name, t, f"{t * 1e3:.3g} ms", _ONE) for name, t in times]
+        yield "fsync", [Row(name, t, f"{t * 1e3:.3g} ms", is_dark=False) for name, t in times]
 
 
 def _cut(text: str, most: int) -> str:

@@ -14,16 +14,26 @@ from entrypoint.checkpoint.foreign import read_bounded
 MAX_STATE_BYTES = 64 * 1024 * 1024
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o640, *, durable: bool = True) -> None:
+def write_atomically(
+    path: Path,
+    data: bytes,
+    mode: int = 0o640,
+    *,
+    durable: bool = True,
+    owner: tuple[int, int] | None = None,
+) -> None:
     """Replace `path` by `data`: after a crash it holds the old bytes or the new ones, all of them.
 
     Without `durable`, a power loss may leave either, or a torn file; the disk is not waited for.
+    `owner` is the uid and gid that it shall have, where that is not what this process gives.
     The last of two writers wins. On error the old file is untouched. Raises: OSError.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         try:
+            if owner is not None:
+                os.fchown(descriptor, *owner)
             # The umask must not decide who can read it.
             os.fchmod(descriptor, mode)
             view = memoryview(data)

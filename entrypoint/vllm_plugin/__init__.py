@@ -31,7 +31,9 @@ def _register() -> None:
     from entrypoint.vllm_plugin.load_format import ShardbootLoader
     from entrypoint.vllm_plugin.save_format import ShardbootSaver
     from entrypoint.vllm_plugin.tee_format import ShardbootTee
+    from entrypoint.vllm_plugin.tune_format import ShardbootTuner
 
     register_once("shardboot", ShardbootLoader)
     register_once("shardboot-save", ShardbootSaver)
     register_once("shardboot-tee", ShardbootTee)
+    register_once("shardboot-tune", ShardbootTuner)

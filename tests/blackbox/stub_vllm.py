@@ -2,6 +2,7 @@
 
     stub_vllm.py HOUSE -P …/resolve.py FD                      how it reads the words
     stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.save FD    a save: real shard files, no vLLM
+    stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.tune FD    what a tuning child notes, told it
     stub_vllm.py HOUSE …/bin/vllm serve WORD…                  dumps what it was given, and ends;
                                                                or answers HTTP until stdin ends
 
@@ -27,6 +28,7 @@ from entrypoint.checkpoint.fragment import fragment_name
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import layout_of
 from entrypoint.engine.words import kept_positions
+from entrypoint.state.ledger import Ledger
 
 IGNORABLE = {"--host": 1, "--port": 1, "--api-key": "*", "--served-model-name": "+", "--uds": 1}
 IGNORABLE |= {"--ssl-certfile": 1, "--ssl-keyfile": 1}
@@ -147,6 +149,24 @@ def save(request: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
             (staging / entry.path).chmod(request["file_mode"])
         (staging / fragment_name(rank)).write_bytes(rules.get("fragment", fragment.encode()))
     return {"status": "ok", "seconds": 0.1, "bytes": 1}
+
+
+def tune(request: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+    """Note that every size was written, and loads that took what the rules say for each."""
+    if "refuse" in rules:
+        reason, message = rules["refuse"]
+        return {"status": "refused", "reason": reason, "message": message}
+    ledger, sizes = Ledger(Path(request["staging"])), request["sizes"]
+    for size in sizes:
+        (Path(request["staging"]) / str(size)).mkdir()
+        about: dict[str, Any] = {"boot": f"{size}", "seconds": 0.5, "files": 2, "bytes": 4096}
+        ledger.append({"event": "wrote"} | about)
+    for _ in range(request["runs"]):
+        for size, seconds in zip(sizes, rules.get("seconds", [1.0] * len(sizes)), strict=True):
+            for kind in ("cold", "warm"):
+                about = {"boot": f"{size}/{kind}", "seconds": seconds, "bytes": 9}
+                ledger.append({"event": "loaded"} | about)
+    return {"status": "ok"}
 
 
 def misbehave(rules: dict[str, Any], descriptor: int) -> None:
@@ -275,11 +295,14 @@ def main() -> None:
     descriptor = int(words[-1])
     os.set_inheritable(descriptor, False)
     request = json.load(sys.stdin)
-    name = "save" if "-m" in words else "resolve"
+    name = "resolve"
+    if "-m" in words:
+        name = "tune" if "entrypoint.vllm_plugin.tune" in words else "save"
     call(name)
     mine = rules.get(name, {})
     misbehave(mine, descriptor)
-    answer = (save if name == "save" else lambda r, m: resolve(r["words"], m))(request, mine)
+    children = {"save": save, "tune": tune}
+    answer = children[name](request, mine) if name in children else resolve(request["words"], mine)
     os.write(descriptor, json.dumps(answer).encode())
 
 

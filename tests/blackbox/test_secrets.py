@@ -71,6 +71,8 @@ def commands(house: House, name: str) -> Iterator[list[object]]:
     for words in (["unpin", name], ["reject", name], ["unreject", name], ["gc"], ["status"]):
         yield [*words, "--format", "json"]
     yield ["health", "--format", "json"]
+    yield ["advise", "--format", "json", *model]
+    yield ["tune", "--format", "json", *model]
     yield ["probe", "--format", "json", "--size", "1MiB", "--seconds", "0.1", house.shared]
     house.local.rename(house.root / "another node's")
     yield ["pull", "--format", "json", *model]
