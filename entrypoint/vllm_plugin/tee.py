@@ -29,7 +29,7 @@ from entrypoint.store.staging import MAX_ORDER_BYTES, ORDER, UNCLAIMED, Staging
 from entrypoint.vllm_plugin import compat
 from entrypoint.vllm_plugin.decisions import decided
 from entrypoint.vllm_plugin.logical import logical_state
-from entrypoint.vllm_plugin.memory import populate
+from entrypoint.vllm_plugin.memory import populate, want_huge_pages
 from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.write import write_rank
 
@@ -170,6 +170,7 @@ def copied(state: State) -> State:
     copies = {}
     for name, tensor in state.items():
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        want_huge_pages(copy)
         populate(copy)
         copies[name] = copy.copy_(tensor)
     return copies
