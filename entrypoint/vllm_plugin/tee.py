@@ -29,7 +29,6 @@ from entrypoint.store.staging import MAX_ORDER_BYTES, ORDER, UNCLAIMED, Staging
 from entrypoint.vllm_plugin import compat
 from entrypoint.vllm_plugin.decisions import decided
 from entrypoint.vllm_plugin.logical import logical_state
-from entrypoint.vllm_plugin.memory import populate, want_huge_pages
 from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.write import write_rank
 
@@ -167,10 +166,4 @@ class Tee:
 
 def copied(state: State) -> State:
     """Return the tensors as they are now, row by row in memory of their own on the host."""
-    copies = {}
-    for name, tensor in state.items():
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        want_huge_pages(copy)
-        populate(copy)
-        copies[name] = copy.copy_(tensor)
-    return copies
+    return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in state.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,6 +17,8 @@ from entrypoint.checkpoint.layout import Layout
 from entrypoint.checkpoint.manifest import FileEntry
 from entrypoint.errors import SaveError
 from entrypoint.state.files import fsync_directory, write_atomically
+from entrypoint.store import writeback
+from entrypoint.store.staging import write_all
 from entrypoint.vllm_plugin.memory import blocks, dtype_word, is_direct, memory_of
 
 Heard = Callable[[int], None]
@@ -111,26 +112,21 @@ def _write_file(
     try:
         # The umask must not decide who can read it.
         os.fchmod(descriptor, file_mode)
-        _reserve(descriptor, size)
+        # A full disk shows before the writing.
+        writeback.preallocate(descriptor, size)
         hasher.update(head)
-        _write_all(descriptor, memoryview(head))
+        write_all(descriptor, head)
+        offset = len(head)
         for piece in _pieces(tensors):
             hasher.update(piece)
-            _write_all(descriptor, piece)
+            write_all(descriptor, piece)
+            writeback.start(descriptor, offset, len(piece))
+            offset += len(piece)
             on_bytes(len(piece))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return size, str(hasher.hexdigest())
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    """Take the whole file's space at once, so that a full disk shows before the writing."""
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
 
 
 def _pieces(tensors: Collection[torch.Tensor]) -> Iterator[memoryview]:
@@ -139,8 +135,3 @@ def _pieces(tensors: Collection[torch.Tensor]) -> Iterator[memoryview]:
         for block, _ in blocks(tensor):
             here = block if is_direct(block) else block.cpu().contiguous()
             yield memory_of(here)
-
-
-def _write_all(descriptor: int, piece: memoryview) -> None:
-    while piece:
-        piece = piece[os.write(descriptor, piece) :]
