@@ -111,6 +111,21 @@ def test_what_is_saved_on_the_way_is_what_a_save_makes_and_the_next_boot_serves_
     assert (saved.key, saved.state, saved.source) == (made.key, made.state, made.source)
 
 
+NO_MEMORY = "import entrypoint.headroom\nentrypoint.headroom.free_bytes = lambda: 0\n"
+
+
+@pytest.mark.long
+def test_where_host_memory_is_short_a_worker_writes_first(node: Callable[[int], Node]) -> None:
+    here = node(2)
+    (here.room / "sitecustomize.py").write_text(NO_MEMORY)
+    here.environ["PYTHONPATH"] = str(here.room)
+    with here.serve() as server:
+        server.wait_until_healthy()
+        assert "written first, since host memory is short" in server.log.read_text()
+        here.wait_for("tee.done", server)
+    assert here.ask("plan")["reason"] == "local.hit"
+
+
 def strace(injection: str) -> list[str]:
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed: no way to fail in the midst of a tee")
