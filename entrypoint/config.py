@@ -5,6 +5,7 @@ One table, `OPTIONS`, is the whole surface; flags, variables, TOML keys and docs
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,17 @@ OnMiss = Literal["save", "tee", "source", "refuse"]
 OnFailure = Literal["serve-source", "refuse"]
 Verify = Literal["size", "deep"]
 Prove = Literal["auto", "always", "never"]
+
+
+class Place(NamedTuple):
+    """Where to listen: a host and a port, 0 for any that is free."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
 
 class Settings(NamedTuple):
@@ -51,6 +63,12 @@ class Settings(NamedTuple):
     read_ahead: bool
     checkpoint: str | None
     log_format: Literal["auto", "text", "json"]
+    listen: Place
+    watch_interval: float
+    prefetch: bool
+    collect_interval: float
+    scrub_interval: float
+    scrub_rate: int
 
 
 def _text(word: str) -> str:
@@ -125,6 +143,23 @@ def seconds(word: str) -> float:
     return _quantity(word, _SECONDS, "a time such as 90s or 1h")
 
 
+def _interval(word: str) -> float:
+    if word == "never":
+        return math.inf
+    return _quantity(word, _SECONDS, "a time such as 90s or 1h, or never")
+
+
+_MOST_PORTS = 65535
+
+
+def _place(word: str) -> Place:
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+)):(\d{1,5})", word, re.ASCII)
+    if match is None or int(match[3]) > _MOST_PORTS:
+        msg = f"expected HOST:PORT, found {word!r}"
+        raise ValueError(msg)
+    return Place(match[1] or match[2], int(match[3]))
+
+
 def _switch(word: str) -> bool:
     match word.lower():
         case "1" | "true" | "yes" | "on":
@@ -147,13 +182,17 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 
 
 class Option(NamedTuple):
-    """One setting: its name (`local_dir`), its default as a user would write it, its meaning."""
+    """One setting: its name (`local_dir`), its default as a user would write it, its meaning.
+
+    One that `is_sidecars` is a flag of no other command.
+    """
 
     name: str
     default: str
     parse: Callable[[str], object]
     help: str
     metavar: str = "VALUE"
+    is_sidecars: bool = False
 
     @property
     def flag(self) -> str:
@@ -263,6 +302,31 @@ OPTIONS: tuple[Option, ...] = (
         _one_of("auto", "text", "json"),
         "lines for people, with bars on a terminal (auto), never with bars (text), or JSON lines",
         "auto|text|json",
+    ),
+    *(
+        option._replace(is_sidecars=True)
+        for option in (
+            Option("listen", "127.0.0.1:8040", _place, "where it answers HTTP", "HOST:PORT"),
+            Option(
+                "watch_interval",
+                "1min",
+                seconds,
+                "how often boots and stores are looked at",
+                "TIME",
+            ),
+            Option("prefetch", "yes", _switch, "copy newer checkpoints of what this node serves"),
+            Option("collect_interval", "1h", _interval, "how often to collect, or never", "TIME"),
+            Option(
+                "scrub_interval",
+                "7d",
+                _interval,
+                "how often every byte of each local checkpoint is read, or never",
+                "TIME",
+            ),
+            Option(
+                "scrub_rate", "32MiB", _file_bytes, "most bytes to read for that, a second", "SIZE"
+            ),
+        )
     ),
 )
 _BY_NAME = {option.name: option for option in OPTIONS}

@@ -13,6 +13,7 @@ ROOMS: Final = {
     "keep": ("gc", "pin", "unpin"),
     "watch": ("status", "wait", "health"),
     "measure": ("probe",),
+    "sidecar.command": ("sidecar",),
     "advise": ("advise",),
     "tune": ("tune",),
 }

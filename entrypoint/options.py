@@ -64,7 +64,7 @@ def with_settings(
 ) -> Callable[..., Any]:
     """Give a command settings as flags; unset flags stay None, so that others can decide."""
     for option in reversed(OPTIONS):
-        if only is not None and option.name not in only:
+        if option.is_sidecars if only is None else option.name not in only:
             continue
         shown = f"{option.help}  [{option.variable}; default: {option.default or 'none'}]"
         if option.is_switch:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from entrypoint import config
-from entrypoint.health.check import Report, check, check_default, check_meant
+from entrypoint.health.check import Report, check, check_default, check_meant, check_shown
 from entrypoint.health.standing import OVER, Standing
 from entrypoint.options import emit, with_format, with_settings
 from entrypoint.start import is_off, settings_as_user
@@ -82,11 +82,7 @@ def health(ctx: click.Context, /, output: str, timeout: float, **flags: Any) -> 
 def status(ctx: click.Context, /, output: str, **flags: Any) -> None:
     """Show what boots are at: all that run here, else the last one."""
     root = _state_dir(flags, ctx.obj["environ"])
-    boots = statuses.read_all(root)
-    running = [boot for boot in boots if boot.server.life == "here"]
-    last = statuses.meant(boots)
-    shown = running or ([last] if last else [])
-    reports = [check(root, boot, ASK_SECONDS) for boot in shown]
+    reports = check_shown(root, ASK_SECONDS)
     lines = [_row(report) for report in reports]
     emit(
         output,

@@ -85,6 +85,15 @@ def check_default(root: Path, seconds: float) -> Report:
     return Report(None, standing)
 
 
+def check_shown(root: Path, seconds: float) -> list[Report]:
+    """Check the boots that people want to see: all that run here, else the one that is meant."""
+    boots = statuses.read_all(root)
+    running = [boot for boot in boots if boot.server.life == "here"]
+    last = statuses.meant(boots)
+    shown = running or ([last] if last else [])
+    return [check(root, boot, seconds) for boot in shown]
+
+
 def check_meant(root: Path, seconds: float, *, is_off: bool) -> Report:
     """Check the boot that is meant where several left a status; `is_off`: shardboot keeps none."""
     status = None if is_off else statuses.meant(statuses.read_all(root))

@@ -11,7 +11,10 @@ from typing import Literal
 from entrypoint.checkpoint.digest import Json
 from entrypoint.state.files import keep_newest, read_json, write_json
 
-Subject = Literal["engines", "resolutions", "identities", "inspections"]
+Deed = Literal["prefetched", "published", "scrubbed"]
+"""What the sidecar did with a checkpoint; the answer is when."""
+
+Subject = Literal["engines", "resolutions", "identities", "inspections"] | Deed
 MAX_ENTRIES = 256
 """Per subject; the oldest are forgotten beyond that."""
 

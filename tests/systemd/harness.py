@@ -47,6 +47,7 @@ DATA: Final = "/var/lib/shardboot"
 SHARED: Final = "/mnt/checkpoints"
 MODEL: Final = "/models/llama"
 UNIT: Final = "shardboot@llama"
+SIDECAR: Final = "shardboot-sidecar"
 
 PYTHON_STUB: Final = """\
 #!/bin/sh
@@ -133,8 +134,9 @@ class Machine:
         """Let units see this environment and its interpreter, in a home, or where files pass."""
         lines = ["[Service]", "ProtectHome=read-only"]
         lines += [f"BindReadOnlyPaths={path}" for path in mounts() if "tmp" in path.parts[1:3]]
-        path = "/etc/systemd/system/shardboot@.service.d"
-        self.type(f"mkdir -p {path}; printf '%s\\n' {shlex.join(lines)} >{path}/homes.conf")
+        for unit in ("shardboot@.service", f"{SIDECAR}.service"):
+            path = f"/etc/systemd/system/{unit}.d"
+            self.type(f"mkdir -p {path}; printf '%s\\n' {shlex.join(lines)} >{path}/homes.conf")
 
     def install(self, programs: Mapping[str, str] = MappingProxyType({})) -> None:
         """Lay programs into /opt/vllm/bin, as links; a `vllm` that is not given is the stub."""
@@ -253,5 +255,5 @@ def blocks(section: str) -> list[str]:
     return re.findall(r"^```sh\n(.*?)^```", text.partition("\n## ")[0], re.MULTILINE | re.DOTALL)
 
 
-INSTALL, START = blocks("In a unit")
-"""What a newcomer types once, and for each server."""
+INSTALL, START, START_SIDECAR = blocks("In a unit")
+"""What a newcomer types once, for each server, and for what looks after them."""

@@ -77,11 +77,22 @@ def closed(schema: Any) -> Any:
 @pytest.mark.parametrize("which", ["deployment", "leaderworkerset"])
 def test_init_and_server_see_the_same_machine(which: str) -> None:
     spec = dict(pods())[which]["spec"]
-    (pull,), (vllm,) = spec["initContainers"], spec["containers"]
+    (pull,), (vllm, *_) = spec["initContainers"], spec["containers"]
     for name in ("image", "env", "resources", "securityContext", "volumeMounts"):
         assert pull[name] == vllm[name], name
     mounted = {mount["name"] for mount in vllm["volumeMounts"]}
     assert mounted == {volume["name"] for volume in spec["volumes"]}
+
+
+def test_the_sidecar_shares_the_servers_stores_and_none_of_its_gpus() -> None:
+    vllm, sidecar = dict(pods())["deployment"]["spec"]["containers"]
+    assert (vllm["name"], sidecar["name"]) == ("vllm", "sidecar")
+    mounts = [mount for mount in vllm["volumeMounts"] if mount["name"] in ("data", "checkpoints")]
+    assert sidecar["volumeMounts"] == mounts
+    assert "nvidia.com/gpu" not in sidecar["resources"]["limits"]
+    listen = {each["name"]: each["value"] for each in sidecar["env"]}["SHARDBOOT_LISTEN"]
+    (port,) = sidecar["ports"]
+    assert listen == f"0.0.0.0:{port['containerPort']}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint.config import OPTIONS, Option, Settings, resolve
+from entrypoint.config import OPTIONS, Option, Place, Settings, resolve
 from entrypoint.errors import ConfigError, exit_code_of
 
 SURFACE = {
@@ -19,6 +20,7 @@ SURFACE = {
     *("quarantine_after", "prove", "publish", "shared_readers", "verify", "checkpoint"),
     "read_ahead",
     *("log_format",),
+    *("listen", "watch_interval", "prefetch", "collect_interval", "scrub_interval", "scrub_rate"),
 }
 """Removing or renaming one of these breaks somebody's unit file."""
 
@@ -49,6 +51,12 @@ DEFAULTS: Mapping[str, object] = {
     "verify": "size",
     "checkpoint": None,
     "log_format": "auto",
+    "listen": Place("127.0.0.1", 8040),
+    "watch_interval": 60.0,
+    "prefetch": True,
+    "collect_interval": 3600.0,
+    "scrub_interval": 7 * 86400.0,
+    "scrub_rate": 32 * 1024**2,
 }
 
 OTHER_WORDS: Mapping[str, tuple[str, object]] = {
@@ -78,6 +86,12 @@ OTHER_WORDS: Mapping[str, tuple[str, object]] = {
     "verify": ("deep", "deep"),
     "checkpoint": ("name", "name"),
     "log_format": ("json", "json"),
+    "listen": ("[::1]:80", Place("::1", 80)),
+    "watch_interval": ("5s", 5.0),
+    "prefetch": ("no", False),
+    "collect_interval": ("never", math.inf),
+    "scrub_interval": ("30d", 30 * 86400.0),
+    "scrub_rate": ("1MB", 1_000_000),
 }
 
 SHARED = {"SHARDBOOT_SHARED": "/mnt/shared"}
@@ -166,6 +180,9 @@ def test_other_peoples_variables_are_nobodys_business() -> None:
         ("dir_mode", "0o755", 0o755),
         ("file_mode", "0600", 0o600),
         ("shared", "", None),
+        ("listen", "[::]:0", Place("::", 0)),
+        ("listen", "localhost:08040", Place("localhost", 8040)),
+        ("collect_interval", "0", 0.0),
     ],
 )
 def test_sizes_times_and_modes_mean_what_they_say(name: str, word: str, expected: object) -> None:
@@ -198,6 +215,11 @@ def test_sizes_times_and_modes_mean_what_they_say(name: str, word: str, expected
         ("shared_readers", "-1", "0 for no limit"),
         ("shared_readers", "none", "0 for no limit"),
         ("log_format", "yaml", "auto, text, json"),
+        *(("listen", word, "HOST:PORT") for word in
+          ("", "8040", ":8040", "host", "host:", "host:65536", "host:x", "::1:80", "[x]:1")),
+        ("collect_interval", "always", "or never"),
+        ("scrub_interval", "", "or never"),
+        ("scrub_rate", "0", "at least one byte"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_by_name(name: str, word: str, says: str) -> None:

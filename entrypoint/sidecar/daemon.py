@@ -1,0 +1,88 @@
+"""The sidecar as a whole: who does what how often, and what others may read of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from entrypoint import __version__
+from entrypoint.checkpoint.digest import Json
+from entrypoint.config import Settings
+from entrypoint.log import Log
+from entrypoint.obstacles import unwritable
+from entrypoint.sidecar import jobs, loop
+from entrypoint.sidecar.listener import Listener, Page, Pages
+from entrypoint.sidecar.loop import Job
+from entrypoint.sidecar.node import Node
+from entrypoint.sidecar.priority import stand_back
+from entrypoint.sidecar.scrub import Scrub
+
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
+JSON = "application/json"
+
+
+def run(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
+    """Look after this node until a signal ends it.
+
+    Raises: ConfigError for a store that is none, or a port that is taken.
+    """
+    stand_back()
+    log = Log("sidecar", as_json=settings.log_format == "json")
+    node = Node(settings, environ, log)
+    every = jobs_of(node)
+    node.metrics.watch(lambda: node.sight, every, settings.local_dir)
+    listener = Listener(settings.listen, pages_of(node, every))
+    listener.start()
+    names = ", ".join(job.name for job in every)
+    log.line("sidecar.listening", f"http://{listener.place}; jobs: {names}")
+    if obstacle := unwritable(settings):
+        log.line(obstacle.reason, f"{obstacle.text}; only looking")
+    loop.run(every, lambda text: log.line("job.failed", text))
+
+
+def jobs_of(node: Node) -> list[Job]:
+    """Return what is done on this node, those first that the others go by."""
+    settings = node.settings
+    often, collecting = settings.watch_interval, settings.collect_interval
+    found = [Job("look", often, node.look)]
+    if node.shared is not None:
+        found.append(Job("look-far", often, node.look_far))
+        if settings.prefetch:
+            found.append(Job("prefetch", often, jobs.Prefetch(node).run))
+        if settings.publish:
+            found.append(Job("publish", often, jobs.Publish(node).run))
+    if settings.scrub_interval < math.inf:
+        found.append(Job("scrub", often, Scrub(node).run))
+    if collecting < math.inf:
+        found.append(Job("collect", collecting, lambda: jobs.collect(node)))
+    return found
+
+
+def pages_of(node: Node, every: Sequence[Job]) -> Pages:
+    """Return what is answered under which path."""
+    first = every[0]
+
+    def readyz() -> Page:
+        record = first.record
+        if record.succeeded and not record.error:
+            return Page("ready\n")
+        return Page(f"not ready: {record.error or 'the first look is under way'}\n", status=503)
+
+    pages: dict[str, Callable[[], Page]] = {
+        "/healthz": lambda: Page("ok\n"),
+        "/readyz": readyz,
+        "/metrics": lambda: Page(node.metrics.text(), kind=METRICS),
+        "/status": lambda: Page(json.dumps(status_of(node, every), indent=2) + "\n", kind=JSON),
+    }
+    return pages
+
+
+def status_of(node: Node, every: Sequence[Job]) -> Json:
+    """Return what `shardboot status` and `list` say, as it was seen last, and how the jobs do."""
+    sight = node.sight
+    boots: list[Json] = [report.to_json() for report in sight.boots]
+    stores: dict[str, Json] = {name: view.to_json() for name, view in sight.stores.items()}
+    records: dict[str, Json] = {job.name: job.record._asdict() for job in every}
+    return {"version": __version__, "boots": boots, "stores": stores, "jobs": records}

@@ -1,0 +1,163 @@
+"""What the sidecar changes: it collects, prefetches and publishes, by the code of the commands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Final
+
+from entrypoint import compiled, steps
+from entrypoint.caches.collect import collect as collect_caches
+from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.errors import DamagedError, StoreError
+from entrypoint.keep import rules_for
+from entrypoint.log import human_bytes
+from entrypoint.obstacles import unwritable
+from entrypoint.sidecar.choice import Fetch, to_fetch, to_publish
+from entrypoint.sidecar.done import Done
+from entrypoint.sidecar.node import Node, now
+from entrypoint.store import lease, space
+from entrypoint.store.base import CheckpointStaging, CheckpointStore
+from entrypoint.store.collect import collect as collect_checkpoints
+from entrypoint.store.collect import make_room
+from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.look import find_by_name
+from entrypoint.store.staging import Staging
+
+TURN_SECONDS: Final = 5.0
+"""How long to wait for one's turn to copy: boots go first, and the next run is not far."""
+
+
+def collect(node: Node) -> Iterator[float]:
+    """Collect as `shardboot gc` does, where this user may. Raises: StoreError."""
+    yield from ()
+    settings = node.settings
+    if not os.path.isdir(settings.local_dir) or unwritable(settings) is not None:
+        return
+    state, rules = settings.state_dir, rules_for(settings, shared=False)
+    checkpoints = collect_checkpoints(node.local, state, rules, dry_run=False).verdicts
+    caches = collect_caches(
+        state, settings.local_dir, settings.grace, settings.cache_bytes, dry_run=False
+    )
+    for gone in (verdict for verdict in (*checkpoints, *caches) if verdict.is_collected):
+        text = f"{gone.name}: {human_bytes(gone.size)}; {gone.reason}: {gone.text}"
+        node.log.line("collect.gone", text)
+        node.metrics.collected_bytes.inc(gone.size)
+    if count := sum(verdict.is_collected for verdict in checkpoints):
+        node.metrics.collected.inc(count)
+        node.look()
+
+
+class Prefetch:
+    """The job that copies what is newer in the shared store than all that is here."""
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._fetched = node, Done(node.boot.memory, "prefetched")
+
+    def run(self) -> Iterator[float]:
+        """Copy all that is wanted, where this user may.
+
+        Raises: as `steps.transport`; SpaceError; StoreError.
+        """
+        node = self._node
+        there = node.seen("shared")
+        fetched = {each.content for each in there if self._fetched.when(each.content)}
+        wanted = to_fetch(node.seen("local"), there, fetched)
+        node.sight = node.sight._replace(waiting=len(wanted))
+        if node.shared is None or not wanted or unwritable(node.settings) is not None:
+            return
+        for each in wanted:
+            yield 0.0
+            self._fetch(node.shared, each)
+        node.look()
+        node.sight = node.sight._replace(waiting=0)
+
+    def _fetch(self, source: CheckpointStore, wanted: Fetch) -> None:
+        """Copy one checkpoint, if it is our turn; it is verified on the way, as by `pull`."""
+        node = self._node
+        manifest = find_by_name(source, wanted.name)
+        with ExitStack() as stack:
+            if manifest.content != wanted.content or not self._is_our_turn(source, stack):
+                return
+            size = manifest.size_for(wanted.ranks)
+            node.log.line("prefetch", f"{wanted.name}: {human_bytes(size)} from {source.where}")
+            if wanted.replaces:
+                # Its sizes may be right: staging would take it for the same bytes, and keep it.
+                node.local.retire(wanted.replaces)
+            part = manifest.part(wanted.ranks)
+            staging = stack.enter_context(node.local.stage(manifest.name, part))
+            self._make_room(staging, manifest, wanted)
+            try:
+                made = steps.transport(
+                    *(node.boot, source, staging, manifest, wanted.ranks),
+                    *("copy", node.local.where),
+                )
+            except DamagedError:
+                # To read all of it again would find the same again.
+                self._fetched.put_off(manifest.content, now())
+                raise
+        compiled.fetch(node.boot, source, node.local.path(made.name), manifest)
+        self._fetched.note(manifest.content, now())
+        node.metrics.prefetched.inc()
+        node.metrics.prefetched_bytes.inc(size)
+
+    def _is_our_turn(self, source: CheckpointStore, stack: ExitStack) -> bool:
+        """Stand in line until the block ends, where only so many may copy at once."""
+        most = self._node.settings.shared_readers
+        if not most or not isinstance(source, DirectoryStore):
+            return True
+        line = lease.queue(source.root, "readers", source.dir_mode, source.file_mode)
+        return stack.enter_context(line).wait(most, TURN_SECONDS).how != "late"
+
+    def _make_room(self, staging: Staging, manifest: Manifest, wanted: Fetch) -> None:
+        node, settings = self._node, self._node.settings
+        taken, most = staging.room_taken(manifest.files_for(wanted.ranks)), settings.max_bytes
+        make_room(
+            node.local,
+            settings.state_dir,
+            manifest.size_for(wanted.ranks) - taken,
+            space.Limits(settings.reserve_bytes, most - taken if most is not None else None),
+            manifest.name,
+            lambda text: node.log.line("space.evicted", text),
+            staging.path,
+        )
+
+
+class Publish:
+    """The job that pushes what this host has saved, and the shared store lacks."""
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._published = node, Done(node.boot.memory, "published")
+
+    def run(self) -> Iterator[float]:
+        """Push all that may be served. Raises: as `steps.transport`; SpaceError; StoreError."""
+        node = self._node
+        view = node.sight.stores.get("shared")
+        if node.shared is None or view is None or view.error:
+            return
+        here = node.seen("local")
+        published = {each.content for each in here if self._published.when(each.content)}
+        for each in to_publish(here, view.seen, os.uname().nodename, published):
+            yield 0.0
+            manifest = find_by_name(node.local, each.name)
+            with _staged(node.shared, manifest, node.settings.reserve_bytes) as staging:
+                steps.transport(
+                    *(node.boot, node.local, staging, manifest, each.ranks),
+                    *("push", node.shared.where),
+                )
+            self._published.note(each.content, now())
+            node.metrics.published.inc()
+            node.metrics.published_bytes.inc(manifest.size)
+
+
+def _staged(target: CheckpointStore, manifest: Manifest, reserve: int) -> CheckpointStaging:
+    """Begin to build a checkpoint in the shared store, if there is room: nothing is evicted there.
+
+    Raises: StoreError; StagingError; SpaceError.
+    """
+    if isinstance(target, DirectoryStore):
+        if not os.access(target.root, os.W_OK | os.X_OK):
+            raise StoreError(f"{target.where}: uid {os.geteuid()} may not write there")
+        space.require_room(target.root, manifest.size, space.Limits(reserve))
+    return target.stage(manifest.name, manifest.content)

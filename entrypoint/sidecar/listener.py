@@ -1,0 +1,107 @@
+"""The pages that others read over HTTP. None of them changes anything, and none waits for a job."""
+
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
+
+import signal
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar, Final, NamedTuple
+
+from entrypoint.config import Place
+from entrypoint.errors import ConfigError
+
+MOST_AT_ONCE: Final = 16
+SECONDS: Final = 5.0
+"""How long somebody may take to ask, and to take the answer."""
+
+TEXT: Final = "text/plain; charset=utf-8"
+
+
+class Page(NamedTuple):
+    """One answer."""
+
+    text: str
+    status: int = 200
+    kind: str = TEXT
+
+
+Pages = Mapping[str, Callable[[], Page]]
+
+
+class Listener(ThreadingHTTPServer):
+    """Answers on one place, in threads of its own; who is one too many is not heard."""
+
+    daemon_threads = True
+
+    def __init__(self, place: Place, pages: Pages) -> None:
+        """Listen, and answer once told to `start`. Raises: ConfigError where that cannot be."""
+        self.pages = pages
+        self._seats = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self.address_family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+        try:
+            super().__init__(place, _Asked)
+        except OSError as error:
+            hint = "another sidecar, or a server, has it: name another --listen"
+            raise ConfigError(f"listen: {place}: {error.strerror}", hint=hint) from None
+
+    def start(self) -> None:
+        """Answer from now on, in a thread that no signal is given to."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def place(self) -> Place:
+        """Where it listens, with the port that it was given where 0 was asked for."""
+        return Place(*self.socket.getsockname()[:2])
+
+    def server_bind(self) -> None:
+        """Bind; the name of the host, which its base looks up, might take a resolver's patience."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.place
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread."""
+        if not self._seats.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Give the seat back when the answer is given."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._seats.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of who went away before they had their answer."""
+
+
+class _Asked(BaseHTTPRequestHandler):
+    timeout: ClassVar[float] = SECONDS
+    server: Listener
+    server_version = "shardboot"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        page = self.server.pages.get(path, self._not_there)()
+        body = page.text.encode()
+        self.send_response(page.status)
+        self.send_header("Content-Type", page.kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _not_there(self) -> Page:
+        return Page(f"expected one of: {' '.join(self.server.pages)}\n", status=404)
+
+    def log_message(self, *_: object) -> None:
+        # Probes come every few seconds.
+        return

@@ -1,0 +1,97 @@
+"""One loop over named jobs, each at its own interval, one piece of work at a time.
+
+So nothing here ever competes with itself for the disk, and no job needs a lock against another.
+"""
+
+# No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple, NoReturn
+
+from entrypoint.errors import ShardbootError
+
+MOST_DOUBLINGS: Final = 10
+
+Work = Callable[[], Iterable[float]]
+"""One run of a job. It yields between its pieces: for how many seconds it wants to rest."""
+
+
+class Record(NamedTuple):
+    """What became of a job so far; read by other threads, so it is replaced as a whole.
+
+    `failures` are all, `in_row` those since it last went well, which was at `succeeded`. `began` is
+    the start of the run under way. Times are seconds since 1970, 0 for never and for none.
+    """
+
+    runs: int = 0
+    failures: int = 0
+    in_row: int = 0
+    succeeded: float = 0.0
+    began: float = 0.0
+    error: str = ""
+
+
+class Job:
+    """Something that is done again and again, `interval` seconds after it was last done."""
+
+    def __init__(self, name: str, interval: float, work: Work) -> None:
+        self.name, self.interval = name, interval
+        self.record = Record()
+        self._work = work
+        self._pieces: Iterator[float] | None = None
+
+    def turn(self, say: Callable[[str], None]) -> float:
+        """Do one piece of work; return in how many seconds the next one is due.
+
+        A failure is one line for `say`, and ends the run.
+        """
+        before = self.record
+        try:
+            if self._pieces is None:
+                self.record = before._replace(runs=before.runs + 1, began=time.time())
+                self._pieces = iter(self._work())
+            return next(self._pieces)
+        except StopIteration:
+            self.record = self.record._replace(in_row=0, succeeded=time.time(), began=0.0, error="")
+            wait = self.interval
+        except (ShardbootError, OSError) as error:
+            in_row = before.in_row + 1
+            self.record = self.record._replace(
+                failures=before.failures + 1, in_row=in_row, began=0.0, error=str(error)
+            )
+            wait = patience(self.interval, in_row)
+            say(f"{self.name}: {error}; the next try is in {wait:.0f} s")
+        self._pieces = None
+        return wait
+
+
+def patience(interval: float, failures: int) -> float:
+    """Return how long a job rests after so many failures in a row: up to 17 minutes longer."""
+    return interval + 2.0 ** min(failures, MOST_DOUBLINGS)
+
+
+def next_due(due: Mapping[str, float]) -> str:
+    """Return whose turn it is; of several that were due at once, the first one named."""
+    return min(due, key=lambda name: due[name])
+
+
+def run(jobs: Sequence[Job], say: Callable[[str], None]) -> NoReturn:
+    """Do all jobs for ever, the first time in their order; only a signal ends this."""
+    by_name = {job.name: job for job in jobs}
+    due = dict.fromkeys(by_name, time.monotonic())
+    while True:
+        name = next_due(due)
+        time.sleep(max(0.0, due[name] - time.monotonic()))
+        rest = by_name[name].turn(say)
+        due[name] = time.monotonic() + rest
+        _reap()
+
+
+def _reap() -> None:
+    """Reap who looked at a mount that did not answer then, and has ended since."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
