@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Iterator
 
 import torch
 
 BLOCK_BYTES = 16 * 1024 * 1024
 """One read or write: large enough for the disk, small enough for a buffer per thread."""
-
-HUGE_PAGE_BYTES = 2 * 1024 * 1024
-HUGE_PAGES = 4
-"""So many at least, or a tensor is left as it is."""
 
 _NAMES = {
     "BOOL": "bool",
@@ -51,39 +46,6 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     """
     array = ctypes.c_char * tensor.nbytes
     return memoryview(array.from_address(tensor.data_ptr())).cast("B")
-
-
-def populate(tensor: torch.Tensor) -> None:
-    """Have the kernel map the pages of a contiguous CPU tensor, all in one call.
-
-    Else a read into fresh memory faults page by page: a third more time. Advice only: an older
-    kernel, or memory it does not suit, leaves all as it was.
-    """
-    page = mmap.PAGESIZE
-    begin = -(-tensor.data_ptr() // page) * page
-    length = (tensor.data_ptr() + tensor.nbytes) // page * page - begin
-    if length > 0:
-        _advise(begin, length, _MADV_POPULATE_WRITE)
-
-
-def want_huge_pages(tensor: torch.Tensor) -> None:
-    """Have the pages of a fresh, contiguous CPU tensor be large ones, as far as they lie within.
-
-    A fault for each 4 KiB costs as much as the copying. Advice only, as `populate`.
-    """
-    begin = -(-tensor.data_ptr() // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    length = (tensor.data_ptr() + tensor.nbytes) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - begin
-    # Each piece with advice of its own may be one more mapping, and a process has 65530.
-    if length >= HUGE_PAGES * HUGE_PAGE_BYTES:
-        _advise(begin, length, mmap.MADV_HUGEPAGE)
-
-
-def _advise(begin: int, length: int, advice: int) -> None:
-    _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), advice)
-
-
-_LIBC = ctypes.CDLL(None)
-_MADV_POPULATE_WRITE = 23  # mmap has no name for it before Python 3.13
 
 
 def is_direct(tensor: torch.Tensor) -> bool:

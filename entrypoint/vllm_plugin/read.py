@@ -14,7 +14,8 @@ import torch
 
 from entrypoint.errors import DamagedError
 from entrypoint.vllm_plugin.detour import Detour, PinnedDetour
-from entrypoint.vllm_plugin.memory import blocks, is_direct, memory_of, populate, want_huge_pages
+from entrypoint.vllm_plugin.memory import blocks, is_direct, memory_of
+from entrypoint.vllm_plugin.pages import Pages
 
 PIECE_BYTES = 8 * 1024 * 1024
 """One read: large enough for the disk, small enough for buffers of every thread."""
@@ -62,9 +63,6 @@ def read_all(wanted: Sequence[Wanted], on_bytes: Callable[[int], None] = lambda 
     of each piece, in this thread. If it raises, some tensors hold new bytes and some do not.
     Raises: OSError; DamagedError when a file ends early.
     """
-    for w in wanted:
-        if is_direct(w.tensor):
-            want_huge_pages(w.tensor)
     total = 0
     with ExitStack() as stack:
         descriptors = {path: _open(path, stack) for path in {w.path for w in wanted}}
@@ -109,6 +107,7 @@ class _Readers:
 
     def __init__(self, descriptors: Mapping[Path, int]) -> None:
         self.descriptors = descriptors
+        self.pages = Pages()
         self.mine = threading.local()
         self.detours: list[Detour] = []
 
@@ -116,7 +115,7 @@ class _Readers:
         """Bring a piece to its place, or under way to it; return its size."""
         if is_direct(piece.blocks[0]):
             for block in piece.blocks:
-                populate(block)
+                self.pages.make(block)
             self._fill(piece, [memory_of(block) for block in piece.blocks])
         else:
             detour = self._detour(piece.blocks[0].device)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,17 +191,39 @@ def test_a_load_takes_at_most_64_mib_beyond_the_parameters(tmp_path: Path, kind:
     assert int(done.stdout) * 1024 <= 64 << 20
 
 
-def test_huge_pages_are_wanted_for_large_tensors_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    from entrypoint.vllm_plugin import memory
+def test_huge_pages_lie_within_the_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from entrypoint.vllm_plugin import pages
 
     advised: list[tuple[int, int]] = []
-    monkeypatch.setattr(memory, "_advise", lambda begin, length, _: advised.append((begin, length)))
-    large, small = torch.empty(10 << 20, dtype=torch.uint8), torch.empty(1 << 20, dtype=torch.uint8)
-    for tensor in (large, small):
-        memory.want_huge_pages(tensor)
-    ((begin, length),) = advised
-    page = memory.HUGE_PAGE_BYTES
-    assert begin % page == length % page == 0
-    assert large.data_ptr() <= begin
-    assert begin + length <= large.data_ptr() + large.nbytes
-    assert length >= large.nbytes - 2 * page
+    monkeypatch.setattr(pages, "_advise", lambda begin, end, _: advised.append((begin, end)))
+    huge = pages.HUGE_BYTES
+    tensor = torch.empty(8 * huge, dtype=torch.uint8)
+    first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    for block in tensor.split(3 * huge + 5):
+        pages.want_huge(block)
+    assert all(begin % huge == end % huge == 0 for begin, end in advised)
+    assert (advised[0][0], advised[-1][1]) == (-(-first // huge) * huge, last // huge * huge)
+    # None is left out where two blocks meet.
+    assert all(before[1] >= after[0] for before, after in itertools.pairwise(advised))
+
+
+@pytest.mark.parametrize(("huge", "small"), [(1.0, 3.0), (3.0, 1.0)])
+def test_pages_are_of_the_size_that_comes_faster(
+    huge: float, small: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from entrypoint.vllm_plugin import pages
+
+    clock, calls = 0.0, [""]
+
+    def populate(_: object) -> None:
+        nonlocal clock
+        clock += huge if calls[-1] == "huge" else small
+        calls.append("made")
+
+    monkeypatch.setattr(time, "thread_time", lambda: clock)
+    monkeypatch.setattr(pages, "want_huge", lambda _: calls.append("huge"))
+    monkeypatch.setattr(pages, "populate", populate)
+    maker, block = pages.Pages(), torch.empty(pages.TRIAL_BYTES // 2, dtype=torch.uint8)
+    for _ in range(20):
+        maker.make(block)
+    assert calls.count("huge") == (18 if huge < small else 2)
