@@ -86,6 +86,17 @@ def test_what_is_damaged_comes_again_from_the_shared_store(house: House, served:
     assert house.store.names() == [served.name]
 
 
+def test_what_is_damaged_in_the_shared_store_is_not_read_again_and_again(
+    house: House, served: Manifest
+) -> None:
+    flip(house.shared / release(house.shared, 2).name)
+    with sidecar(house, *OTHER_JOBS_REST) as running:
+        assert "BLAKE3 expected" in running.wait_for("job.failed")
+        found = running.wait_until('shardboot_job_runs_total{job="prefetch"}', 2)
+        assert found['shardboot_job_failures_total{job="prefetch"}'] == 1
+    assert house.store.names() == [served.name]
+
+
 def test_a_save_that_was_loaded_is_published_once(house: House) -> None:
     house.serve()
     note(house, "loaded")

@@ -18,8 +18,10 @@ HIT = "import entrypoint.cli, entrypoint.boot, entrypoint.launch"
 HEAVY = (
     "click",
     "dataclasses",
+    "http",
     "inspect",
     "obstore",
+    "prometheus_client",
     "requests",
     "subprocess",
     "tempfile",
