@@ -7,14 +7,20 @@
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
 
 FROM ${VLLM_IMAGE} AS wheel
+ARG SOURCE_DATE_EPOCH=0
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY entrypoint entrypoint
-# With the setuptools that vLLM itself needs, so that nothing is downloaded; equal sources, equal bytes.
-RUN SOURCE_DATE_EPOCH=0 python3 -m pip wheel --no-cache-dir --disable-pip-version-check \
-    --no-build-isolation --no-deps --wheel-dir /wheels .
+# With the setuptools that vLLM itself needs, so that nothing is downloaded. Equal sources, equal bytes:
+# neither times nor modes of a checkout count.
+RUN chmod -R u=rwX,go=rX . \
+    && python3 -m pip wheel --no-cache-dir --disable-pip-version-check \
+        --no-build-isolation --no-deps --wheel-dir /wheels .
 
 FROM ${VLLM_IMAGE}
+# Equal sources, equal layers, if the builder sets the times of files (docs/containers.md): for useradd
+# it is the day of the password, and to pip it says that bytecode goes by no time.
+ARG SOURCE_DATE_EPOCH=0
 # vLLM's own image has this user. Who is never root, but in group 0, may write to the volume as well.
 RUN if ! getent passwd 2000; then useradd --no-log-init --create-home --uid 2000 vllm; fi \
     && install --directory --owner=2000 --group=0 --mode=0775 /var/lib/shardboot

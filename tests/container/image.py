@@ -50,7 +50,7 @@ def shared_image(room: Path) -> Iterator[str]:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.truncate(0)
-            podman("rmi", "--force", tag)
+            podman("rmi", "--force", tag, base_of(tag))
 
 
 def make(room: Path, tag: str) -> None:
@@ -60,17 +60,21 @@ def make(room: Path, tag: str) -> None:
     for program in ("podman", "runc", "debootstrap"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed (scripts/packages)")
-    base = f"{tag}-base"
+    base = base_of(tag)
     make_base(room, base)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(podman, "rmi", "--force", base)
         preflight = ("--user", "2000:2000", base, "python3", "-c", PREFLIGHT)
         done = podman("run", "--rm", *limits(), *volumes(), *preflight)
         if done.returncode != 0:
             pytest.skip(f"{sys.executable} cannot run in a container: {last_line(done.stderr)}")
-        build(base, tag)
-    finally:
-        # Its layers stay for as long as the image that stands on them.
-        podman("rmi", "--force", base)
+        build(tag, base)
+        stack.pop_all()
+
+
+def base_of(tag: str) -> str:
+    """Return the tag of what an image of ours stands on."""
+    return f"{tag}-base"
 
 
 def make_base(room: Path, tag: str) -> None:
@@ -111,10 +115,13 @@ def install_vllm(home: Path) -> None:
     vllm.chmod(0o755)
 
 
-def build(base: str, tag: str) -> None:
-    """Build the Dockerfile without any network: vLLM's image has all that shardboot needs."""
+def build(tag: str, base: str, checkout: Path = ROOT) -> None:
+    """Build the Dockerfile without any network: vLLM's image has all that shardboot needs.
+
+    All that it adds is dated as its bytecode is: at no time.
+    """
     words = ["--format", "docker", "--layers=false", "--network", "none", *limits(), *volumes()]
-    words += ["--build-arg", f"VLLM_IMAGE={base}", "--tag", tag, str(ROOT)]
+    words += ["--timestamp", "0", "--build-arg", f"VLLM_IMAGE={base}", "--tag", tag, str(checkout)]
     done = podman("build", *words)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from container.harness import DATA, once
-from container.image import VLLM_HOME, podman
+from container.image import ROOT, VLLM_HOME, base_of, build, podman
 from container.node import SERVICE, Node
 
 from entrypoint import __version__
@@ -74,6 +76,23 @@ def test_its_bytecode_is_there_whatever_the_time_of_its_source(facts: dict[str, 
 
 def test_nothing_of_the_build_is_left(facts: dict[str, Any]) -> None:
     assert facts["left"] == []
+
+
+def test_another_checkout_at_another_time_makes_the_same_layers(image: str, tmp_path: Path) -> None:
+    for name in ("Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    copied = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "entrypoint", tmp_path / "entrypoint", ignore=copied)
+    for path in tmp_path.rglob("*"):
+        path.chmod(0o775 if path.is_dir() else 0o660)
+        os.utime(path, (10**9, 10**9))
+    again = f"{image}-again"
+    build(again, base_of(image), tmp_path)
+    try:
+        first, second = json.loads(podman("image", "inspect", image, again).stdout)
+        assert second["RootFS"]["Layers"] == first["RootFS"]["Layers"]
+    finally:
+        podman("rmi", "--force", again)
 
 
 def test_the_service_user_has_a_home_and_the_volume(facts: dict[str, Any]) -> None:
