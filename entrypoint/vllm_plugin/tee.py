@@ -30,6 +30,7 @@ from entrypoint.vllm_plugin import compat
 from entrypoint.vllm_plugin.decisions import decided
 from entrypoint.vllm_plugin.logical import logical_state
 from entrypoint.vllm_plugin.notes import Notes
+from entrypoint.vllm_plugin.pages import Pages
 from entrypoint.vllm_plugin.write import write_rank
 
 FINISHER: Final = "entrypoint.finisher"
@@ -166,4 +167,10 @@ class Tee:
 
 def copied(state: State) -> State:
     """Return the tensors as they are now, row by row in memory of their own on the host."""
-    return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+    pages = Pages()
+    copies = {}
+    for name, tensor in state.items():
+        copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        pages.make(copies[name])
+        copies[name].copy_(tensor)
+    return copies
