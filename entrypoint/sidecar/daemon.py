@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -37,7 +38,8 @@ def run(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
     listener.start()
     names = ", ".join(job.name for job in every)
     log.line("sidecar.listening", f"http://{listener.place}; jobs: {names}")
-    if obstacle := unwritable(settings):
+    obstacle = unwritable(settings)
+    if obstacle is not None and os.path.isdir(settings.local_dir):
         log.line(obstacle.reason, f"{obstacle.text}; only looking")
     loop.run(every, lambda text: log.line("job.failed", text))
 
