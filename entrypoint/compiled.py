@@ -66,8 +66,8 @@ def _say(boot: Boot, action: Action, text: str) -> None:
     boot.log.line("caches.mended", f"{action.manifest.name}: vLLM's caches: {text}")
 
 
-def publish(boot: Boot, store: CheckpointStore, local: Path, manifest: Manifest) -> None:
-    """Put the caches of the checkpoint at `local` beside the equal one, `manifest`, in a store.
+def publish(boot: Boot, store: CheckpointStore, local: Path, manifest: Manifest, name: str) -> None:
+    """Put the caches of `manifest`, which lies at `local`, beside it in a store, as `name` there.
 
     Only those that a boot has served with. Raises: NotFoundError where there are none;
     SpaceError; StoreError; StagingError.
@@ -77,11 +77,11 @@ def publish(boot: Boot, store: CheckpointStore, local: Path, manifest: Manifest)
     settings = boot.settings
     where = place_for(boot, str(local))
     if where is None or not has_served(Ledger(settings.state_dir).entries(), manifest.digest):
-        msg = f"{local.name}: there are no caches that a boot has served with"
+        msg = f"{manifest.name}: there are no caches that a boot has served with"
         raise NotFoundError(msg, hint="boot it once, until vLLM serves, and push again")
-    wanted = exchange.Wanted(manifest.name, manifest.key.digest, str(local))
+    wanted = exchange.Wanted(name, manifest.key.digest, str(local))
     done = exchange.publish(where, wanted, shelf.shelf_of(store), settings.cache_bytes)
-    boot.log.line("caches.published", f"{manifest.name}: vLLM's caches: {done}")
+    boot.log.line("caches.published", f"{name}: vLLM's caches: {done}")
 
 
 def fetch(boot: Boot, store: CheckpointStore, local: Path, manifest: Manifest) -> None:

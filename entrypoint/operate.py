@@ -156,7 +156,7 @@ def push(ctx: click.Context, /, output: str, **flags: Any) -> None:
     if this.settings.publish_caches:
         assert assessment.shared_store is not None
         here = assessment.local_store.path(manifest.name)
-        compiled.publish(this, assessment.shared_store, here, published)
+        compiled.publish(this, assessment.shared_store, here, manifest, published.name)
     value: Json = {"checkpoint": {"name": published.name}}
     emit(output, value, f"{published.name}: in the shared store")
 

@@ -12,6 +12,7 @@ from entrypoint.state.attempts import (
     delay_seconds,
     distrust,
     failures_in_row,
+    has_served,
     uses,
 )
 
@@ -172,3 +173,12 @@ def test_caches_of_a_server_that_runs_are_not_distrusted() -> None:
 def test_caches_may_be_torn_where_the_host_was_started_anew() -> None:
     assert distrust(ledger(SERVED), "m", "h2", dead) == "some"
     assert distrust(ledger(SERVED), "another", "h1", dead) == "some"
+
+
+def test_caches_are_known_to_serve_by_a_boot_that_served_with_them() -> None:
+    assert not has_served(ledger(SERVED), "m")
+    assert has_served(ledger(SERVED, SERVING, SERVED), "m")
+    assert not has_served(ledger(SERVING), "another")
+    assert not has_served([*ledger(SERVING), RENEWED], "m")
+    again = ledger(SERVING, SERVING)
+    assert has_served([*again[:4], RENEWED, *again[4:]], "m")
