@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from entrypoint import config
+from entrypoint import spelling
 from entrypoint.assess import Assessment, assess
 from entrypoint.checkpoint.layout import family_name
 from entrypoint.checkpoint.manifest import Manifest
@@ -27,7 +27,7 @@ def _rate(_ctx: click.Context, _parameter: click.Parameter, word: str | None) ->
     if word is None:
         return None
     try:
-        rate = config.byte_count(word.removesuffix("/s"))
+        rate = spelling.byte_count(word.removesuffix("/s"))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if not rate:

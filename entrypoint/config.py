@@ -5,13 +5,14 @@ One table, `OPTIONS`, is the whole surface; flags, variables, TOML keys and docs
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from entrypoint import spelling
 from entrypoint.errors import ConfigError
+from entrypoint.spelling import Place
 
 ENV_PREFIX = "SHARDBOOT_"
 SWITCH = "SHARDBOOT"
@@ -21,17 +22,6 @@ OnMiss = Literal["save", "tee", "source", "refuse"]
 OnFailure = Literal["serve-source", "refuse"]
 Verify = Literal["size", "deep"]
 Prove = Literal["auto", "always", "never"]
-
-
-class Place(NamedTuple):
-    """Where to listen: a host and a port, 0 for any that is free."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
 
 
 class Settings(NamedTuple):
@@ -71,116 +61,6 @@ class Settings(NamedTuple):
     scrub_rate: int
 
 
-def _text(word: str) -> str:
-    if not word:
-        msg = "expected a value, found nothing"
-        raise ValueError(msg)
-    return word
-
-
-def _optional(word: str) -> str | None:
-    return word or None
-
-
-def _path(word: str) -> Path:
-    return Path(_text(word))
-
-
-def _mode(word: str) -> int:
-    if not re.fullmatch(r"0?o?[0-7]{3,4}", word):
-        msg = f"expected an octal mode such as 2750, found {word!r}"
-        raise ValueError(msg)
-    return int(word.replace("o", ""), 8)
-
-
-_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BYTES |= {f"{unit}i": 1024**power for power, unit in enumerate(("", "k", "m", "g", "t")) if unit}
-_BYTES |= {f"{unit}b": size for unit, size in _BYTES.items()}
-_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-
-
-def _quantity(word: str, units: Mapping[str, int], example: str) -> float:
-    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([a-z]*)\s*", word.lower())
-    if match is None or match[2] not in units:
-        msg = f"expected {example}, found {word!r}"
-        raise ValueError(msg)
-    return float(match[1]) * units[match[2]]
-
-
-def byte_count(word: str) -> int:
-    """Return the bytes of a size such as 4GiB or 500MB. Raises: ValueError."""
-    return int(_quantity(word, _BYTES, "a size such as 4GiB or 500MB"))
-
-
-def _optional_bytes(word: str) -> int | None:
-    return byte_count(word) if word else None
-
-
-def _file_bytes(word: str) -> int:
-    size = byte_count(word)
-    if size < 1:
-        msg = f"expected at least one byte, found {word!r}"
-        raise ValueError(msg)
-    return size
-
-
-def _count(word: str) -> int:
-    if not (word.isascii() and word.isdigit() and int(word) > 0):
-        msg = f"expected a whole number from 1, found {word!r}"
-        raise ValueError(msg)
-    return int(word)
-
-
-def _limit(word: str) -> int:
-    if not (word.isascii() and word.isdigit()):
-        msg = f"expected a whole number, 0 for no limit, found {word!r}"
-        raise ValueError(msg)
-    return int(word)
-
-
-def seconds(word: str) -> float:
-    """Return a time such as 90s or 1h. Raises: ValueError."""
-    return _quantity(word, _SECONDS, "a time such as 90s or 1h")
-
-
-def _interval(word: str) -> float:
-    if word == "never":
-        return math.inf
-    return _quantity(word, _SECONDS, "a time such as 90s or 1h, or never")
-
-
-_MOST_PORTS = 65535
-
-
-def _place(word: str) -> Place:
-    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+)):(\d{1,5})", word, re.ASCII)
-    if match is None or int(match[3]) > _MOST_PORTS:
-        msg = f"expected HOST:PORT, found {word!r}"
-        raise ValueError(msg)
-    return Place(match[1] or match[2], int(match[3]))
-
-
-def _switch(word: str) -> bool:
-    match word.lower():
-        case "1" | "true" | "yes" | "on":
-            return True
-        case "0" | "false" | "no" | "off":
-            return False
-        case _:
-            msg = f"expected yes or no, found {word!r}"
-            raise ValueError(msg)
-
-
-def _one_of(*choices: str) -> Callable[[str], str]:
-    def parse(word: str) -> str:
-        if word not in choices:
-            msg = f"expected one of {', '.join(choices)}, found {word!r}"
-            raise ValueError(msg)
-        return word
-
-    return parse
-
-
 class Option(NamedTuple):
     """One setting: its name (`local_dir`), its default as a user would write it, its meaning.
 
@@ -207,124 +87,162 @@ class Option(NamedTuple):
     @property
     def is_switch(self) -> bool:
         """Whether the flag comes as a pair, `--publish/--no-publish`."""
-        return self.parse is _switch
+        return self.parse is spelling.switch
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("vllm", "vllm", _text, "the vllm executable to become", "PATH"),
+    Option("vllm", "vllm", spelling.text, "the vllm executable to become", "PATH"),
     Option(
         "local_dir",
         "/var/lib/shardboot/checkpoints",
-        _path,
+        spelling.path,
         "the local store: checkpoints on this node's own disk",
         "DIR",
     ),
     Option(
         "state_dir",
         "/var/lib/shardboot/state",
-        _path,
+        spelling.path,
         "what outlives the process: ledger, remembered answers, status",
         "DIR",
     ),
-    Option("shared", "", _optional, "the shared store: a path, or a file, s3, gs or az URL", "URL"),
+    Option(
+        "shared",
+        "",
+        spelling.optional,
+        "the shared store: a path, or a file, s3, gs or az URL",
+        "URL",
+    ),
     Option(
         "on_miss",
         "save",
-        _one_of("save", "tee", "source", "refuse"),
+        spelling.one_of("save", "tee", "source", "refuse"),
         "no checkpoint fits: save one before serving, or while serving the source, or do not",
         "save|tee|source|refuse",
     ),
     Option(
         "on_failure",
         "serve-source",
-        _one_of("serve-source", "refuse"),
+        spelling.one_of("serve-source", "refuse"),
         "shardboot itself fails: serve the source as if it were not there, or refuse",
         "serve-source|refuse",
     ),
     Option(
         "user",
         "",
-        _optional,
+        spelling.optional,
         "as root: the service user that owns the stores and runs vLLM",
         "UID[:GID]|NAME[:GROUP]",
     ),
-    Option("dir_mode", "2750", _mode, "mode of a checkpoint's directories", "OCTAL"),
-    Option("file_mode", "0640", _mode, "mode of a checkpoint's files", "OCTAL"),
-    Option("max_bytes", "", _optional_bytes, "most bytes the local store may hold", "SIZE"),
-    Option("reserve_bytes", "1GiB", byte_count, "free space that must stay on its disk", "SIZE"),
-    Option("grace", "1h", seconds, "what is younger is never collected", "TIME"),
-    Option("shared_grace", "7d", seconds, "the same in the shared store", "TIME"),
-    Option("size_per_file", "4GiB", _file_bytes, "largest shard file a save writes", "SIZE"),
-    Option("save_timeout", "1h", seconds, "longest a save may take", "TIME"),
+    Option("dir_mode", "2750", spelling.mode, "mode of a checkpoint's directories", "OCTAL"),
+    Option("file_mode", "0640", spelling.mode, "mode of a checkpoint's files", "OCTAL"),
+    Option("max_bytes", "", spelling.optional_bytes, "most bytes the local store may hold", "SIZE"),
+    Option(
+        "reserve_bytes",
+        "1GiB",
+        spelling.byte_count,
+        "free space that must stay on its disk",
+        "SIZE",
+    ),
+    Option("grace", "1h", spelling.seconds, "what is younger is never collected", "TIME"),
+    Option("shared_grace", "7d", spelling.seconds, "the same in the shared store", "TIME"),
+    Option(
+        "size_per_file", "4GiB", spelling.file_bytes, "largest shard file a save writes", "SIZE"
+    ),
+    Option("save_timeout", "1h", spelling.seconds, "longest a save may take", "TIME"),
     Option(
         "quarantine_after",
         "3",
-        _count,
+        spelling.count,
         "boots in a row that died while loading a checkpoint before it is given up",
         "COUNT",
     ),
     Option(
         "prove",
         "auto",
-        _one_of("auto", "always", "never"),
+        spelling.one_of("auto", "always", "never"),
         "prove a save against the source before serving it: all but plain dense ones, all, none",
         "auto|always|never",
     ),
-    Option("publish", "no", _switch, "push a fresh save to the shared store before serving"),
+    Option(
+        "publish", "no", spelling.switch, "push a fresh save to the shared store before serving"
+    ),
     Option(
         "cache_bytes",
         "4GiB",
-        byte_count,
+        spelling.byte_count,
         "most bytes that what vLLM compiled for all checkpoints may hold",
         "SIZE",
     ),
-    Option("publish_caches", "no", _switch, "push what vLLM compiled with a checkpoint"),
-    Option("trust_caches", "no", _switch, "copy what vLLM compiled, too: it is code"),
+    Option("publish_caches", "no", spelling.switch, "push what vLLM compiled with a checkpoint"),
+    Option("trust_caches", "no", spelling.switch, "copy what vLLM compiled, too: it is code"),
     Option(
         "shared_readers",
         "0",
-        _limit,
+        spelling.limit,
         "most nodes that copy from the shared store, a directory, at once; 0 is no limit",
         "COUNT",
     ),
     Option(
         "verify",
         "size",
-        _one_of("size", "deep"),
+        spelling.one_of("size", "deep"),
         "check of a local checkpoint before serving: sizes and headers, or every byte",
         "size|deep",
     ),
-    Option("read_ahead", "yes", _switch, "read a checkpoint into the page cache while vLLM starts"),
-    Option("checkpoint", "", _optional, "the one checkpoint to consider, by name", "NAME"),
+    Option(
+        "read_ahead",
+        "yes",
+        spelling.switch,
+        "read a checkpoint into the page cache while vLLM starts",
+    ),
+    Option("checkpoint", "", spelling.optional, "the one checkpoint to consider, by name", "NAME"),
     Option(
         "log_format",
         "auto",
-        _one_of("auto", "text", "json"),
+        spelling.one_of("auto", "text", "json"),
         "lines for people, with bars on a terminal (auto), never with bars (text), or JSON lines",
         "auto|text|json",
     ),
     *(
         option._replace(is_sidecars=True)
         for option in (
-            Option("listen", "127.0.0.1:8040", _place, "where it answers HTTP", "HOST:PORT"),
+            Option(
+                "listen", "127.0.0.1:8040", spelling.place, "where it answers HTTP", "HOST:PORT"
+            ),
             Option(
                 "watch_interval",
                 "1min",
-                seconds,
+                spelling.seconds,
                 "how often boots and stores are looked at",
                 "TIME",
             ),
-            Option("prefetch", "yes", _switch, "copy newer checkpoints of what this node serves"),
-            Option("collect_interval", "1h", _interval, "how often to collect, or never", "TIME"),
+            Option(
+                "prefetch",
+                "yes",
+                spelling.switch,
+                "copy newer checkpoints of what this node serves",
+            ),
+            Option(
+                "collect_interval",
+                "1h",
+                spelling.interval,
+                "how often to collect, or never",
+                "TIME",
+            ),
             Option(
                 "scrub_interval",
                 "7d",
-                _interval,
+                spelling.interval,
                 "how often every byte of each local checkpoint is read, or never",
                 "TIME",
             ),
             Option(
-                "scrub_rate", "32MiB", _file_bytes, "most bytes to read for that, a second", "SIZE"
+                "scrub_rate",
+                "32MiB",
+                spelling.file_bytes,
+                "most bytes to read for that, a second",
+                "SIZE",
             ),
         )
     ),
@@ -423,7 +341,7 @@ def _refuse_contradictions(settings: Settings) -> None:
 
 
 def _as_word(value: object, option: Option, origin: str) -> str:
-    if option.parse is _mode and not isinstance(value, str):
+    if option.parse is spelling.mode and not isinstance(value, str):
         # TOML's 0o640 arrives as 416, and 640 as 640: nobody can tell which was meant.
         msg = f"{origin}: expected a mode as a text, found a number"
         raise ConfigError(msg, hint=f'write {option.name} = "{option.default}"')

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from entrypoint import config
+from entrypoint import spelling
 from entrypoint.errors import StoreError
 from entrypoint.insight import plot
 from entrypoint.insight.examine import Order
@@ -59,7 +59,7 @@ def _quantity(
 @click.option(
     "--size",
     default="1GiB",
-    callback=_quantity(config.byte_count, LEAST_BYTES),
+    callback=_quantity(spelling.byte_count, LEAST_BYTES),
     show_default=True,
     metavar="SIZE",
     help="most bytes to write",
@@ -67,7 +67,7 @@ def _quantity(
 @click.option(
     "--seconds",
     default="20s",
-    callback=_quantity(config.seconds, LEAST_SECONDS, MOST_SECONDS),
+    callback=_quantity(spelling.seconds, LEAST_SECONDS, MOST_SECONDS),
     show_default=True,
     metavar="TIME",
     help="how long to measure",

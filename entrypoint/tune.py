@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from entrypoint import config, tuner
+from entrypoint import config, spelling, tuner
 from entrypoint.assess import Assessment, Boot, assess
 from entrypoint.checkpoint.digest import Json
 from entrypoint.errors import RefusedError, StagingError
@@ -25,7 +25,7 @@ KEY: Final = "size-per-file"
 
 def _sizes(_ctx: click.Context, _parameter: click.Parameter, word: str) -> list[int]:
     try:
-        sizes = sorted({config.byte_count(each) for each in word.split(",")})
+        sizes = sorted({spelling.byte_count(each) for each in word.split(",")})
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if not sizes[0]:

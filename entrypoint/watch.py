@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from entrypoint import config
+from entrypoint import spelling
 from entrypoint.health.check import Report, check, check_default, check_meant, check_shown
 from entrypoint.health.standing import OVER, Standing
 from entrypoint.options import emit, with_format, with_settings
@@ -36,7 +36,7 @@ EXTENSION_SECONDS: Final = 60
 
 def _seconds(_ctx: click.Context, _parameter: click.Parameter, word: str) -> float:
     try:
-        return config.seconds(word) if word else math.inf
+        return spelling.seconds(word) if word else math.inf
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 

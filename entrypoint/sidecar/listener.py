@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Final, NamedTuple
 
-from entrypoint.config import Place
 from entrypoint.errors import ConfigError
+from entrypoint.spelling import Place
 
 MOST_AT_ONCE: Final = 16
 SECONDS: Final = 5.0
