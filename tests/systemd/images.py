@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import time
 import uuid
@@ -76,27 +77,34 @@ class Container:
         return podman("healthcheck", "run", self.name).returncode == 0
 
     def wait_until_restarted(self) -> None:
-        """Wait until its first process, which was killed, is another one."""
+        """Wait until it runs again, after vLLM was killed."""
         deadline = time.monotonic() + SECONDS
         while self._inspected("{{.RestartCount}} {{.State.Status}}") != "1 running":
             assert time.monotonic() < deadline, self.log()
             time.sleep(POLL_SECONDS)
 
     def pid(self) -> int:
-        """Return the pid that its first process has on this machine."""
-        return int(self._inspected("{{.State.Pid}}"))
+        """Return the pid that vLLM has on this machine: the first child of podman's init."""
+        init = self._inspected("{{.State.Pid}}")
+        return int(Path(f"/proc/{init}/task/{init}/children").read_text().split()[0])
 
     def _inspected(self, form: str) -> str:
         return podman("inspect", "--format", form, self.name).stdout.strip()
 
     def status(self) -> dict[str, list[str]]:
-        """Return what the kernel says of its first process."""
+        """Return what the kernel says of vLLM."""
         lines = Path(f"/proc/{self.pid()}/status").read_text().splitlines()
         return {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
 
 
+def need_init() -> None:
+    if shutil.which("catatonit") is None:
+        pytest.skip("catatonit, podman's init, is not installed (scripts/packages)")
+
+
 def as_quadlet(machine: Machine, unit: str, image: str) -> Container:
     """Start the container that a unit of quadlet's would start for `llama.env`."""
+    need_init()
     (line,) = re.findall(r"^ExecStart=/usr/bin/podman run (.*)$", unit, re.MULTILINE)
     environment = machine.root / "etc/shardboot/llama.env"
     container = Container(f"shardboot-quadlet-{uuid.uuid4().hex}")
@@ -120,6 +128,7 @@ def as_quadlet(machine: Machine, unit: str, image: str) -> Container:
 
 def composed(machine: Machine, image: str, words: str) -> Container:
     """Have podman-compose start what the compose file says."""
+    need_init()
     service = {
         "image": image,
         "command": words.split(),
