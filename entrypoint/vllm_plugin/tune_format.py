@@ -26,7 +26,7 @@ from entrypoint.checkpoint.layout import Layout
 from entrypoint.checkpoint.manifest import INDEX, MANIFEST, Source
 from entrypoint.errors import SaveError
 from entrypoint.state.files import write_atomically
-from entrypoint.vllm_plugin import compat, pages, refusal
+from entrypoint.vllm_plugin import compat, page_cache, refusal
 from entrypoint.vllm_plugin.decisions import decided
 from entrypoint.vllm_plugin.load_format import ShardbootLoader
 from entrypoint.vllm_plugin.logical import logical_state, refuse_unsavable
@@ -151,7 +151,7 @@ class ShardbootTuner(BaseModelLoader):
     def _loads(self, trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:
         """Yield what to load, and how; cold only where what is cached can be dropped."""
         yield trials[0], "first"
-        can_drop = all(compat.gather(pages.drop(trials[0].files)))
+        can_drop = all(compat.gather(page_cache.drop(trials[0].files)))
         for _ in range(int(self.settings["runs"])):
             for trial in trials:
                 if can_drop:
@@ -191,9 +191,9 @@ def _distinct(sizes: Sequence[int], held: int) -> list[int]:
 def _prepare(trial: Trial, kind: str) -> None:
     """Bring the page cache into the state that `kind` says, on every rank before any goes on."""
     if kind == "cold":
-        pages.drop(trial.files)
+        page_cache.drop(trial.files)
     else:
-        pages.fetch(trial.files)
+        page_cache.fetch(trial.files)
     compat.gather(None)
 
 
