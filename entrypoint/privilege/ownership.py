@@ -32,6 +32,7 @@ SUBDIRECTORIES: Final = (
     *(".staging", ".trash", ".pins", ".leases"),
     *("status", "stops", "rejections", "proofs", "logs", "home"),
     *("memory", *(f"memory/{subject}" for subject in get_args(Subject))),
+    *("caches", "caches/.staging", "caches/.trash"),
 )
 """What may never be a link: all that is deleted, or made, lies in one of these."""
 

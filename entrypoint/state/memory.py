@@ -14,7 +14,7 @@ from entrypoint.state.files import keep_newest, read_json, write_json
 Deed = Literal["prefetched", "published", "scrubbed"]
 """What the sidecar did with a checkpoint; the answer is when."""
 
-Subject = Literal["engines", "resolutions", "identities", "inspections"] | Deed
+Subject = Literal["engines", "resolutions", "identities", "inspections", Deed]
 MAX_ENTRIES = 256
 """Per subject; the oldest are forgotten beyond that."""
 

@@ -266,7 +266,13 @@ def test_root_that_stays_root_hears_who_decides_what_it_serves(place: Path) -> N
 
 
 @needs_root
-@pytest.mark.parametrize("name", [".trash", ".staging", "status", "memory", "memory/engines"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".trash", ".staging", "status", "memory", "memory/engines", "memory/prefetched"),
+        *("caches", "caches/.trash"),
+    ],
+)
 def test_root_that_stays_root_works_beside_no_planted_link(place: Path, name: str) -> None:
     store = directory(place / "store", 0o755, OTHER)
     (store / name).parent.mkdir(exist_ok=True)
