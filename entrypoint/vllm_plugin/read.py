@@ -67,11 +67,12 @@ def read_all(wanted: Sequence[Wanted], on_bytes: Callable[[int], None] = lambda 
     with ExitStack() as stack:
         descriptors = {path: _open(path, stack) for path in {w.path for w in wanted}}
         readers = _Readers(descriptors)
-        with ThreadPoolExecutor(THREADS, "shardboot-read") as pool:
-            for size in pool.map(readers.read, pieces(wanted)):
-                total += size
-                on_bytes(size)
-        readers.finish()
+        # Also when a read has failed: buffers must not go while they are copied from.
+        stack.callback(readers.finish)
+        pool = stack.enter_context(ThreadPoolExecutor(THREADS, "shardboot-read"))
+        for size in pool.map(readers.read, pieces(wanted)):
+            total += size
+            on_bytes(size)
     return total
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -227,3 +228,21 @@ def test_pages_are_of_the_size_that_comes_faster(
     for _ in range(20):
         maker.make(block)
     assert calls.count("huge") == (18 if huge < small else 2)
+
+
+def test_a_long_load_says_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from entrypoint.vllm_plugin import compat
+    from entrypoint.vllm_plugin.progress import Progress
+
+    clock, lines = 0.0, []
+    logger = SimpleNamespace(info=lambda text, *words: lines.append(text % words))
+    monkeypatch.setattr(compat, "logger", lambda: logger)
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    told, silent = Progress(3, 100, "read"), Progress(4, 100, "read", every=math.inf)
+    for _ in range(12):
+        clock += 1
+        told.heard(5)
+        silent.heard(5)
+    assert lines == [f"shardboot: rank 3: {n} of 100 bytes read so far" for n in (25, 50)]
+    silent.finished(0.5)
+    assert lines[2:] == ["shardboot: rank 4: 60 bytes read in 0.50 s (0.00 GB/s)"]
