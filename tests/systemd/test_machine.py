@@ -6,18 +6,33 @@ machine, and one file, since a Debian to boot takes half a minute to make.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
 from serving import free_port
-from systemd.harness import DATA, INSTALL, MODEL, OPT, SHARED, START, UNIT, Machine
+from systemd.harness import (
+    DATA,
+    INSTALL,
+    MODEL,
+    OPT,
+    SECONDS,
+    SHARED,
+    SIDECAR,
+    START,
+    START_SIDECAR,
+    UNIT,
+    Machine,
+)
 from systemd.images import SERVICE, as_quadlet, composed, imported
 
-MOST_EXPOSURE = 2.7
+MOST_EXPOSURE = {"shardboot@.service": 2.7, "shardboot-sidecar.service": 1.8}
 """What `systemd-analyze security` may say at most; 10 is no sandbox at all."""
 
 SLOW_READS = """\
@@ -59,8 +74,8 @@ def node(installed: Machine) -> Iterator[Machine]:
     yield installed
     installed.rules()
     installed.type(f"""
-        systemctl stop 'shardboot@*'
-        systemctl disable --quiet {UNIT}
+        systemctl stop 'shardboot@*' {SIDECAR}
+        systemctl disable --quiet {UNIT} {SIDECAR}
         systemctl reset-failed
         rm -rf /etc/systemd/system/{UNIT}.service.d {DATA}/* {DATA}/.??* {SHARED}/*
         systemctl daemon-reload
@@ -85,14 +100,16 @@ def drop_in(node: Machine, *lines: str) -> None:
     """)
 
 
-def test_the_units_are_what_systemd_expects_and_sandboxed(installed: Machine) -> None:
-    assert installed.run("systemd-analyze", "verify", f"/etc/systemd/system/{UNIT}.service") == ""
+@pytest.mark.parametrize("unit", [UNIT, SIDECAR])
+def test_the_units_are_what_systemd_expects_and_sandboxed(installed: Machine, unit: str) -> None:
+    assert installed.run("systemd-analyze", "verify", f"/etc/systemd/system/{unit}.service") == ""
     # The file itself, without what these tests need.
-    words = ("security", "--no-pager", "--offline=yes", "scripts/systemd/shardboot@.service")
+    file = f"{unit.replace('llama', '')}.service"
+    words = ("security", "--no-pager", "--offline=yes", f"scripts/systemd/{file}")
     said = installed.run("systemd-analyze", *words)
     (exposure,) = re.findall(r"Overall exposure level.*: (\d+\.\d)", said)
     print(f"exposure {exposure}")
-    assert float(exposure) <= MOST_EXPOSURE
+    assert float(exposure) <= MOST_EXPOSURE[file]
 
 
 def test_started_means_that_vllm_serves_and_status_says_so(node: Machine) -> None:
@@ -176,6 +193,39 @@ def test_a_slow_start_has_time_as_long_as_it_is_under_way(node: Machine) -> None
     node.rules(warm_up=9)
     start(node)
     assert node.show()["NRestarts"] == "0"
+
+
+def test_the_sidecar_looks_after_the_servers_stores_as_their_user(node: Machine) -> None:
+    start(node)
+    port = free_port()
+    line = f"echo SHARDBOOT_LISTEN=127.0.0.1:{port} >>/etc/shardboot/sidecar.env"
+    node.type(START_SIDECAR.replace("systemctl", f"{line}\nsystemctl"))
+    assert answer(port, "/healthz") == "ok\n"
+    told = json.loads(answer(port, "/status"))
+    (checkpoint,) = told["stores"]["local"]["checkpoints"]
+    assert (checkpoint["state"], checkpoint["running"]) == ("complete", True)
+    assert [boot["phase"] for boot in told["boots"]] == ["serving"]
+    assert not [name for name, job in told["jobs"].items() if job["error"]]
+    shown = node.show(SIDECAR)
+    fields = node.run("cat", f"/proc/{shown['MainPID']}/stat").rpartition(")")[2].split()
+    assert fields[16] == "19"
+    assert node.run("stat", "-c", "%U", f"/proc/{shown['MainPID']}").strip() == "vllm"
+    node.type(f"systemctl stop {SIDECAR}")
+    shown = node.show(SIDECAR)
+    assert (shown["ActiveState"], shown["Result"]) == ("inactive", "success")
+
+
+def answer(port: int, path: str) -> str:
+    """Return what the sidecar answers, once its first look is over."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz").close()
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as got:
+                return str(got.read().decode())
+        except urllib.error.URLError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
 
 def test_quadlet_makes_a_unit_that_systemd_expects(node: Machine, quadlet: str) -> None:
