@@ -24,15 +24,15 @@ def test_every_size_is_saved_and_loaded_by_all_ranks(tmp_path: Path, kind: str, 
         "SHARDBOOT_STATE_DIR": str(tmp_path / "state"),
         "SHARDBOOT_RESERVE_BYTES": "0",
     }
-    ours = ("--format", "json", "--sizes", "1MiB,2MiB,1GiB,8GiB", "--runs", "2")
+    ours = ("--format", "json", "--sizes", "512KiB,1MiB,1GiB,8GiB", "--runs", "2")
     binary = str(Path(sys.executable).with_name("shardboot"))
     status, said = run([binary, "tune", *ours, str(model), *FLAGS, "-tp", str(tp)], environ, log)
     assert status == 0, log.read_text()
     found = json.loads(said)
     # 8GiB would make the files that 1GiB makes.
-    assert [each["size_per_file"] for each in found["sizes"]] == ["1MiB", "2MiB", "1GiB"]
+    assert [each["size_per_file"] for each in found["sizes"]] == ["512KiB", "1MiB", "1GiB"]
     files = [each["files_per_rank"] for each in found["sizes"]]
-    assert files[0] > files[1] > files[2] == 1
+    assert files[0] >= files[1] > files[2] == 1
     for each in found["sizes"]:
         assert len(each["warm_seconds"]) == 2
         assert all(0 < seconds < 60 for seconds in each["warm_seconds"])
