@@ -34,7 +34,12 @@ class Server:
         self.patch, self.state = patch, room / "state"
         (room / "store").mkdir()
         with stagings.begin(room / "store", "tiny") as staging:
-            order = {"world": 2, "size_per_file": 1 << 30, "dir_mode": 0o750, "file_mode": 0o640}
+            order: dict[str, object] = {
+                "world": 2,
+                "size_per_file": 1 << 30,
+                "dir_mode": 0o750,
+                "file_mode": 0o640,
+            }
             order["interpreter"] = self.finisher(room, FINISHED)
             staging.write_file(UNCLAIMED, b"")
             staging.write_file(ORDER, json.dumps(order).encode())
@@ -44,7 +49,7 @@ class Server:
         logger = SimpleNamespace(info=self.hear, error=self.hear, warning=self.hear)
         patch.setattr(compat, "logger", lambda: logger)
         patch.setattr(tee, "decided", lambda _: {"tied": False})
-        patch.setattr(tee.threading, "Thread", SameThread)
+        patch.setattr("threading.Thread", SameThread)
         self.memory(1 << 40)
 
     def finisher(self, room: Path, program: str) -> str:
@@ -83,7 +88,7 @@ class SameThread:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setattr(tee.os, "setpriority", lambda *_: None)
+    monkeypatch.setattr("os.setpriority", lambda *_: None)
     return Server(tmp_path, monkeypatch)
 
 
