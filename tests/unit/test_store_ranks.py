@@ -83,7 +83,7 @@ def assessed(
     shared: DirectoryStore, local: DirectoryStore, ranks: Collection[int], here: Finding
 ) -> Assessment:
     found = SimpleNamespace(
-        resolution=SimpleNamespace(ranks=tuple(ranks), nnodes=1),
+        resolution=SimpleNamespace(ranks=tuple(ranks), nnodes=1, family={}),
         local_store=local,
         shared_store=shared,
         situation=Situation(local=here, shared=Absent()),
