@@ -141,7 +141,9 @@ def test_plan_changes_nothing_but_memory(house: House, is_saved: bool) -> None:
     assert plan["action"] == ("reuse" if is_saved else "save")
     assert before == {name: snapshot(getattr(house, name)) for name in before}
     beside = {p.name for p in house.state.iterdir()}
-    assert beside == ({"memory", "ledger.jsonl", "logs", "status"} if is_saved else {"memory"})
+    assert beside == (
+        {"caches", "memory", "ledger.jsonl", "logs", "status"} if is_saved else {"memory"}
+    )
 
 
 def test_plan_says_what_serve_then_does(house: House) -> None:
