@@ -3,7 +3,7 @@
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -127,6 +127,13 @@ def assess(boot: Boot) -> Assessment:
     return assessment
 
 
+def _nowhere(words: Sequence[str]) -> str:
+    """Say so where the model is a path that leads nowhere: vLLM takes it for a name on the hub."""
+    if words and os.path.isabs(words[0]) and not os.path.lexists(words[0]):
+        return f"{words[0]} is not there (a container sees only what is mounted); "
+    return ""
+
+
 def assess_again(boot: Boot) -> Assessment:
     """Ask vLLM, look at the source and, as far as needed, at the stores. As `assess`, silently."""
     settings, memory = boot.settings, boot.memory
@@ -145,7 +152,7 @@ def assess_again(boot: Boot) -> Assessment:
     source = SourceView(boot.environ, memory, boot.log, find_stand_in)
     resolved = resolve(engine, boot.words, boot.environ, memory, source.identify, source.borrow)
     if isinstance(resolved, WordsRefused):
-        text = f"vLLM does not take these words: {resolved.message}"
+        text = f"{_nowhere(boot.words)}vLLM does not take these words: {resolved.message}"
         wish = Obstacle("engine.rejected", text, exit_code=2, is_wish=True)
         situation = Situation(local=Absent(), shared=Absent(), no_checkpoint=wish)
         resolution = None

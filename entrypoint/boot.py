@@ -89,7 +89,7 @@ def _held(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
         loader["headless"] = True
     if assessment.situation.has_source:
         loader["source"] = assessment.source.here.directory or assessment.resolution.model_word
-    if boot.settings.read_ahead:
+    if boot.settings.prefetch:
         ranks = assessment.resolution.ranks
         loader["reader"] = readahead.start(Path(action.path), action.manifest, ranks)
     return launch.checkpoint_words(assessment.resolution, boot.words, action.path, loader)

@@ -50,12 +50,12 @@ class Settings(NamedTuple):
     trust_caches: bool
     shared_readers: int
     verify: Verify
-    read_ahead: bool
+    prefetch: bool
     checkpoint: str | None
     log_format: Literal["auto", "text", "json"]
     listen: Place
     watch_interval: float
-    prefetch: bool
+    follow: bool
     collect_interval: float
     scrub_interval: float
     scrub_rate: int
@@ -191,7 +191,7 @@ OPTIONS: tuple[Option, ...] = (
         "size|deep",
     ),
     Option(
-        "read_ahead",
+        "prefetch",
         "yes",
         spelling.switch,
         "read a checkpoint into the page cache while vLLM starts",
@@ -218,7 +218,7 @@ OPTIONS: tuple[Option, ...] = (
                 "TIME",
             ),
             Option(
-                "prefetch",
+                "follow",
                 "yes",
                 spelling.switch,
                 "copy newer checkpoints of what this node serves",

@@ -13,7 +13,7 @@ from entrypoint.start import settings_as_user
 SETTINGS: Final = (
     *("local_dir", "state_dir", "shared", "user", "dir_mode", "file_mode", "max_bytes"),
     *("reserve_bytes", "grace", "publish", "shared_readers", "cache_bytes", "trust_caches"),
-    *("log_format", "listen", "watch_interval", "prefetch", "collect_interval"),
+    *("log_format", "listen", "watch_interval", "follow", "collect_interval"),
     *("scrub_interval", "scrub_rate"),
 )
 

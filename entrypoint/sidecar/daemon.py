@@ -51,7 +51,7 @@ def jobs_of(node: Node) -> list[Job]:
     found = [Job("look", often, node.look)]
     if node.shared is not None:
         found.append(Job("look-far", often, node.look_far))
-        if settings.prefetch:
+        if settings.follow:
             found.append(Job("prefetch", often, jobs.Prefetch(node).run))
         if settings.publish:
             found.append(Job("publish", often, jobs.Publish(node).run))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """See to it that vLLM knows our load formats: `shardboot`, `shardboot-save`, `shardboot-tee`.
+    """See to it that vLLM knows our load formats, all of them called `shardboot…`.
 
     vLLM calls this in every process, through the entry point `vllm.general_plugins`; again is no
     harm. It costs nothing where no model is loaded.

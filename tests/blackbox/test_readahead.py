@@ -57,7 +57,7 @@ def test_what_is_in_memory_is_left_alone(house: House) -> None:
 
 
 def test_nothing_is_read_where_that_is_not_wanted(house: House, shards: list[Path]) -> None:
-    boot = house.run("serve", "--no-read-ahead", house.model, "-tp", 2)
+    boot = house.run("serve", "--no-prefetch", house.model, "-tp", 2)
     assert "reader" not in boot.loader
     assert boot.vllm["children"] == []
     assert max(map(cached, shards)) < 1

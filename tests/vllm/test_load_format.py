@@ -197,12 +197,15 @@ print(json.dumps([cheap, still, names, loaders.__loader__ is loaders.__spec__.lo
 """
 
 
+FORMATS = ["shardboot", "shardboot-save", "shardboot-tee", "shardboot-tune"]
+
+
 def test_registering_waits_for_vllms_loaders() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", REGISTER], capture_output=True, text=True, check=True
     )
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told == [True, True, ["shardboot", "shardboot-save"], True]
+    assert told == [True, True, FORMATS, True]
 
 
 def test_logical_state_is_what_vllms_own_sharded_loader_expects() -> None:
