@@ -78,6 +78,13 @@ def test_words_that_no_checkpoint_can_serve_reach_vllm_as_they_are(
     assert not house.local.exists() or not house.store.names()
 
 
+def test_a_model_whose_path_leads_nowhere_is_called_that(house: House) -> None:
+    nowhere = str(house.root / "not-mounted")
+    told = house.run("plan", nowhere, "--no-such-option").stdout
+    assert f"{nowhere} is not there (a container sees only what is mounted)" in told
+    assert "is not there (" not in house.run("plan", house.model, "--no-such-option").stdout
+
+
 @pytest.mark.parametrize(("version", "warnings"), [("0.26.3", 1), ("0.31.0", 0), ("0.33.0", 1)])
 def test_a_vllm_that_was_never_tried_is_warned_of_in_one_line(
     house: House, version: str, warnings: int
