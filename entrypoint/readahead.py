@@ -37,9 +37,9 @@ class Stretch(NamedTuple):
 def start(directory: Path, manifest: Manifest, ranks: Sequence[int]) -> int | None:
     """Start to read the shard files of `ranks`; return the pid that has to be waited for.
 
-    None where all of them seem to be cached. The process holds no lock, none of our descriptors,
-    and no memory that others need; it gets only what time of processor and disk nobody else wants,
-    and ends with this process, whatever that has become.
+    None where all of them seem to be cached, or no process is to be had. This one holds no lock,
+    none of our descriptors, and no memory that others need; it gets only what time of processor
+    and disk nobody else wants, and ends with its parent, whatever that has become.
     """
     by_rank = [
         [(str(directory / e.path), e.size) for e in manifest.files_for([rank]) if e.rank == rank]
@@ -48,7 +48,11 @@ def start(directory: Path, manifest: Manifest, ranks: Sequence[int]) -> int | No
     if all(map(_seems_cached, _spread([file for files in by_rank for file in files]))):
         return None
     parent = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        # No process is to be had; vLLM will say so itself, if it needs one.
+        return None
     return pid or _read(by_rank, parent)
 
 

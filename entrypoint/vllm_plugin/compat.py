@@ -124,12 +124,12 @@ def is_first_replica(vllm_config: Any) -> bool:
 
 
 def fork_workers() -> None:
-    """Have workers forked, not spawned, where a fork loses nothing: they import nothing again.
+    """Have workers on a CPU forked, not spawned, where a fork loses nothing: they import nothing.
 
-    On a CPU vLLM spawns them, since threads, such as OpenMP's, do not survive a fork: so this
-    process must have none. Where an accelerator is in use already, vLLM spawns all the same.
+    vLLM's CPU platform spawns them, since threads, such as OpenMP's, do not survive a fork: so
+    this process must have none. Other platforms, and what is set for them, stay as they are.
     """
-    if len(os.listdir("/proc/self/task")) == 1:
+    if is_cpu() and len(os.listdir("/proc/self/task")) == 1:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
 

@@ -70,12 +70,12 @@ class PinnedDetour(Detour):
 def _shares(
     buffer: torch.Tensor, blocks: Sequence[torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield each block with its bytes, as a tensor of its kind."""
+    """Yield each block with its bytes, as a tensor of its kind, in the buffer's own memory.
+
+    Each begins where its kind may: what is copied later must not be a passing copy.
+    """
     begin = 0
     for block in blocks:
         share = buffer[begin : begin + block.nbytes]
-        if begin % block.element_size():
-            # Behind a tensor of odd length; torch views aligned bytes only.
-            share = share.clone()
         yield block, share.view(block.dtype).view(block.shape)
         begin += block.nbytes

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,8 @@ class Piece:
         return (
             (path, offset) == (self.path, self.begin + self.size)
             and (is_direct(block), block.device) == (is_direct(last), last.device)
+            # A view of a buffer's bytes must be aligned: behind odd ones another read begins.
+            and (is_direct(block) or self.size % block.element_size() == 0)
             and self.size + block.nbytes <= PIECE_BYTES
             and len(self.blocks) < MAX_VECTORS
         )
@@ -97,6 +99,15 @@ def pieces(wanted: Sequence[Wanted]) -> Iterator[Piece]:
         yield piece
 
 
+def detour_to(device: torch.device) -> Detour:
+    """Return a way to a device: the fast one, where there is pinned memory for it."""
+    if device.type == "cuda":
+        # torch has no narrower word for memory that the driver does not give (limits, WSL).
+        with suppress(RuntimeError):
+            return PinnedDetour(PIECE_BYTES, device, torch.cuda)
+    return Detour(PIECE_BYTES)
+
+
 def _open(path: Path, stack: ExitStack) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     stack.callback(os.close, descriptor)
@@ -141,11 +152,7 @@ class _Readers:
         by_device: dict[torch.device, Detour] = self.mine.__dict__.setdefault("detours", {})
         found = by_device.get(device)
         if found is None:
-            if device.type == "cuda":
-                found = PinnedDetour(PIECE_BYTES, device, torch.cuda)
-            else:
-                found = Detour(PIECE_BYTES)
-            by_device[device] = found
+            found = by_device[device] = detour_to(device)
             self.detours.append(found)
         return found
 

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from checkpoints import make_checkpoint
+
+from entrypoint import readahead
 from entrypoint.readahead import PIECE_BYTES, Stretch, order, within
 
 MIB = 1024 * 1024
@@ -68,6 +72,18 @@ def test_no_more_is_read_than_there_is_room_for() -> None:
     stretches = [Stretch("a", 0, 10), Stretch("a", 10, 10), Stretch("a", 20, 3)]
     for limit, expected in ((0, 0), (9, 0), (10, 1), (22, 2), (23, 3), (1000, 3)):
         assert list(within(iter(stretches), limit)) == stretches[:expected]
+
+
+def test_where_no_process_is_to_be_had_nothing_is_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_fork() -> int:
+        raise BlockingIOError
+
+    manifest = make_checkpoint(tmp_path, name="one", tp=1)
+    monkeypatch.setattr(readahead, "_seems_cached", lambda _: False)
+    monkeypatch.setattr(os, "fork", no_fork)
+    assert readahead.start(tmp_path / "one", manifest, [0]) is None
 
 
 def test_the_reader_keeps_nothing_and_comes_last(tmp_path: Path) -> None:

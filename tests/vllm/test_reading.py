@@ -165,6 +165,27 @@ def test_a_pinned_buffer_is_read_into_again_only_when_it_is_empty(
     assert cuda.calls[2:] == ["record"] * 5
 
 
+def test_where_no_memory_can_be_pinned_the_plain_way_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from entrypoint.vllm_plugin import read
+
+    def no_memory(*_: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(read, "PinnedDetour", no_memory)
+    assert type(read.detour_to(torch.device("cuda", 0))) is read.Detour
+
+
+def test_behind_odd_bytes_another_read_begins_where_a_buffer_is_needed() -> None:
+    from entrypoint.vllm_plugin.read import Wanted, pieces
+
+    odd = torch.zeros(3, 1, dtype=torch.uint8, device="meta").t()
+    even = torch.zeros(2, 2, dtype=torch.bfloat16, device="meta").t()
+    wanted = [Wanted(odd, Path("f"), 0), Wanted(even, Path("f"), 3), Wanted(odd, Path("f"), 11)]
+    assert [(p.begin, p.size) for p in pieces(wanted)] == [(0, 3), (3, 11)]
+
+
 MEASURE = """
 import resource, sys, torch
 from pathlib import Path
