@@ -169,12 +169,13 @@ def test_where_no_memory_can_be_pinned_the_plain_way_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from entrypoint.vllm_plugin import read
+    from entrypoint.vllm_plugin.detour import Detour
 
     def no_memory(*_: object) -> None:
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(read, "PinnedDetour", no_memory)
-    assert type(read.detour_to(torch.device("cuda", 0))) is read.Detour
+    assert type(read.detour_to(torch.device("cuda", 0))) is Detour
 
 
 def test_behind_odd_bytes_another_read_begins_where_a_buffer_is_needed() -> None:
