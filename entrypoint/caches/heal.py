@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from entrypoint.caches.place import MODE
+from entrypoint.caches.place import MODE, require_own
 from entrypoint.store import lock, publish, sweep, tree
 
 MOST_ENTRIES: Final = 20_000
@@ -25,14 +26,15 @@ EMPTY_BY_RIGHT: Final = ".lock"
 
 
 def renew(place: Path) -> bool:
-    """Move the caches away, unless a server holds them, or there are none; say if it was done."""
-    with sole(place) as obstacle:
-        if obstacle is not None:
-            return False
-        try:
+    """Move the caches away, unless a server holds them, or there are none; say if it was done.
+
+    Those of another user stay.
+    """
+    try:
+        with _ours(place):
             take_away(place)
-        except OSError:
-            return False
+    except OSError:
+        return False
     sweep.empty_trash(place.parent)
     return True
 
@@ -46,42 +48,63 @@ def take_away(place: Path) -> None:
 @contextlib.contextmanager
 def sole(place: Path) -> Iterator[OSError | None]:
     """Hold the exclusive lock on caches; yield why not, where it is not to be had."""
-    try:
-        descriptor = os.open(place, tree.DIRECTORY)
-    except OSError as error:
-        yield error
-        return
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(_held(place))
         except OSError as error:
             yield error
         else:
             yield None
+
+
+@contextlib.contextmanager
+def _held(place: Path) -> Iterator[int]:
+    """Yield the descriptor of caches with the exclusive lock on them. Raises: OSError."""
+    descriptor = os.open(place, tree.DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield descriptor
     finally:
         lock.give_back(descriptor)
 
 
+@contextlib.contextmanager
+def _ours(place: Path) -> Iterator[int]:
+    """As `_held`, of caches that are this user's alone. Raises: OSError."""
+    with _held(place) as descriptor:
+        require_own(descriptor)
+        yield descriptor
+
+
 def heal(place: Path) -> int:
-    """Remove every file that is empty or cannot be read, of so many; return how many went."""
+    """Remove every file that is empty or cannot be read, of so many; return how many went.
+
+    None, where a server holds them, which may just be writing it, or where they are another user's.
+    """
     removed = 0
-    with contextlib.suppress(OSError):
-        for seen, (path, status) in enumerate(tree.files_beneath(place)):
-            if seen >= MOST_ENTRIES:
-                break
-            if _is_bad(place / path, status):
-                (place / path).unlink()
+    with contextlib.suppress(OSError), _ours(place) as root:
+        for directory, name in itertools.islice(_files(root), MOST_ENTRIES):
+            if _is_bad(directory, name):
+                os.unlink(name, dir_fd=directory)
                 removed += 1
     return removed
 
 
-def _is_bad(path: Path, status: os.stat_result) -> bool:
+def _files(root: int) -> Iterator[tuple[int, str]]:
+    """Yield what is no directory below an open one: the open directory that it is in, its name."""
+    for _, _, names, directory in os.fwalk(dir_fd=root):
+        for name in names:
+            yield directory, name
+
+
+def _is_bad(directory: int, name: str) -> bool:
+    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode):
         return False
     if status.st_size == 0:
-        return path.suffix != EMPTY_BY_RIGHT
+        return not name.endswith(EMPTY_BY_RIGHT)
     try:
-        with path.open("rb") as file:
+        with os.fdopen(tree.open_regular(directory, name), "rb") as file:
             return not file.read(1)
     except OSError:
         return True

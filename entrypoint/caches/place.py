@@ -104,7 +104,7 @@ def _hold(place: Path, checkpoint: str, environ: Mapping[str, str]) -> bool:
     except OSError:
         return False
     try:
-        _require_own(descriptor)
+        require_own(descriptor)
         os.utime(descriptor)
     except OSError:
         os.close(descriptor)
@@ -132,7 +132,7 @@ def _open(place: Path, checkpoint: str, environ: Mapping[str, str]) -> int:
         return os.open(place, flags)
 
 
-def _require_own(descriptor: int) -> None:
+def require_own(descriptor: int) -> None:
     """Raise OSError where somebody else could put code there, or this user nothing."""
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:

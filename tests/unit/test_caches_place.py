@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ def where(state: Path) -> Path:
 
 
 def filled(where: Path, **files: str) -> Path:
+    where.mkdir(place.MODE, parents=True, exist_ok=True)
     for path, text in files.items():
         file = where / "vllm" / path.replace("__", "/").replace("_so", ".so")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +109,10 @@ def test_while_vllm_runs_nobody_takes_its_caches_away(state: Path, where: Path) 
     with sole(where) as obstacle:
         assert isinstance(obstacle, BlockingIOError)
     assert not renew(where)
+    filled(where, being_written="")
+    assert heal(where) == 0
     vllm.communicate()
+    assert heal(where) == 1
     assert renew(where)
     assert not where.exists()
     assert os.listdir(where.parent / ".trash") == []
@@ -126,16 +131,44 @@ def test_what_a_crash_has_left_empty_goes_and_nothing_else(where: Path) -> None:
 
 def test_what_cannot_be_read_goes(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(where, torn="graph", whole="graph")
-    real = Path.open
+    real = os.open
 
-    def failing(path: Path, mode: str = "r") -> object:
-        if path.name == "torn":
+    def failing(path: str, *words: Any, **named: Any) -> int:
+        if path == "torn":
             raise OSError(5, "Input/output error")
-        return real(path, mode)
+        return real(path, *words, **named)
 
-    monkeypatch.setattr(Path, "open", failing)
+    monkeypatch.setattr(os, "open", failing)
     assert heal(where) == 1
     assert os.listdir(where / "vllm") == ["whole"]
+
+
+def test_nothing_of_another_users_goes(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(where, torn="")
+    where.chmod(0o770)
+    assert (heal(where), renew(where)) == (0, False)
+    where.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: where.stat().st_uid + 1)
+    assert (heal(where), renew(where)) == (0, False)
+    monkeypatch.undo()
+    assert (heal(where), renew(where)) == (1, True)
+
+
+def test_nothing_goes_through_a_link_that_somebody_has_just_put_there(
+    where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(where, torn="")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "torn").touch()
+
+    def bad(*_: object) -> bool:
+        (where / "vllm").rename(where / "moved")
+        (where / "vllm").symlink_to(tmp_path / "elsewhere")
+        return True
+
+    monkeypatch.setattr("entrypoint.caches.heal._is_bad", bad)
+    assert heal(where) == 1
+    assert (tmp_path / "elsewhere" / "torn").exists()
 
 
 def test_no_more_is_looked_at_than_a_boot_can_wait_for(
