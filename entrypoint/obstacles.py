@@ -47,6 +47,9 @@ def _aside(resolution: Resolution, environ: Mapping[str, str]) -> Obstacle | Non
         if environ.get(name, "").lower() not in ("", "0", "false"):
             text = f"{name} is set, so the words do not say where the model comes from"
             return Obstacle("source.redirected", text, is_wish=True)
+    if resolution.has_own_place:
+        text = "--download-dir keeps weights where only vLLM looks for them"
+        return Obstacle("source.redirected", text, is_wish=True)
     if resolution.has_other_config:
         text = "--hf-config-path builds another model than the source's own config does"
         return Obstacle("source.other-config", text, is_wish=True)

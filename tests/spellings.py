@@ -122,6 +122,7 @@ LOADERS: dict[str, Case] = {
     "auto": case(PLAIN),
     "safetensors": case(f"{PLAIN} --load-format safetensors"),
     "dummy": case(f"{PLAIN} --load-format dummy"),
+    "place": case(f"{PLAIN} --download-dir /elsewhere"),
     "extra": case(f"{PLAIN} --model-loader-extra-config '{{\"enable_multithread_load\": true}}'"),
 }
 REPLICAS = "-dp 2 --data-parallel-size-local 2 --data-parallel-multi-port-external-lb"

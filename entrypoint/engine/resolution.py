@@ -35,7 +35,8 @@ class Resolution(NamedTuple):
     """What vLLM made of the user's words. `key.model` is still empty.
 
     `drop` are the positions, in the user's words, of what spells the model; `append` are words
-    that keep a speculative draft on its own loader. `model_word` is the user's own. `ranks` are
+    that keep a speculative draft on its own loader. `model_word` is the user's own.
+    `has_own_place`: vLLM loads a hub's model from a directory of the user's choice. `ranks` are
     those whose workers run on this one of `nnodes` nodes; none where `unplaced` says why.
     """
 
@@ -52,6 +53,7 @@ class Resolution(NamedTuple):
     unplaced: str
     load_format: str
     has_extra_config: bool
+    has_own_place: bool
     draft: str
     has_other_config: bool
     kind: Mapping[str, bool]
@@ -278,6 +280,7 @@ def _read(
         unplaced=str(layout.get("unplaced", "")),
         load_format=str(load["format"]),
         has_extra_config=bool(load["extra_config"]),
+        has_own_place=bool(load.get("elsewhere")),
         draft=str(kind["draft"]),
         has_other_config=bool(model.get("hf_config_path")),
         kind={name: value for name, value in kind.items() if isinstance(value, bool)},

@@ -300,6 +300,8 @@ def answer(words: list[str], stand_in: str | None = None) -> dict[str, Any]:
         "load": {
             "format": str(config.load_config.load_format),
             "extra_config": bool(args.model_loader_extra_config),
+            # Of a model on the hub; nobody but vLLM looks for weights there.
+            "elsewhere": bool(config.load_config.download_dir) and not os.path.isdir(args.model),
         },
         "kind": key.kind(config),
     }

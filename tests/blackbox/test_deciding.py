@@ -78,6 +78,13 @@ def test_words_that_no_checkpoint_can_serve_reach_vllm_as_they_are(
     assert not house.local.exists() or not house.store.names()
 
 
+def test_weights_that_only_vllm_looks_for_are_left_to_it(house: House) -> None:
+    house.rules(resolve={"change": {"load": {"elsewhere": True}}})
+    boot = house.serve()
+    assert boot.events[-1] == "source.redirected"
+    assert boot.words == [str(house.model), "-tp", "2"]
+
+
 def test_a_model_whose_path_leads_nowhere_is_called_that(house: House) -> None:
     nowhere = str(house.root / "not-mounted")
     told = house.run("plan", nowhere, "--no-such-option").stdout

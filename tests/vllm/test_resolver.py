@@ -215,6 +215,8 @@ def test_a_loader_of_the_users_own_is_seen(room: Room) -> None:
         *("auto", "safetensors", "dummy")
     ]
     assert [name for name, load in loads.items() if load["extra_config"]] == ["extra"]
+    # Where the model is a directory, vLLM heeds no other one.
+    assert not any(load["elsewhere"] for load in loads.values())
 
 
 @pytest.mark.parametrize("name", SERVERS)
