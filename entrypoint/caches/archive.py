@@ -26,6 +26,9 @@ MOST_ENTRIES: Final = 20_000
 
 _TRANSIENT: Final = (".lock", ".tmp")
 
+_GARBLED: Final = (ValueError, OverflowError, RecursionError)
+"""What tarfile itself raises for extended headers with anything in them, or thousands in a row."""
+
 
 class Packed(NamedTuple):
     """An archive: its bytes and their digest, and how many files of how many bytes it holds."""
@@ -90,7 +93,7 @@ def unpack(archive: Path, staging: Staging, entries: int, unpacked: int) -> None
     """
     count = size = 0
     try:
-        with tarfile.open(archive, mode="r:") as tar:
+        with staging.writing(archive.name), tarfile.open(archive, mode="r:") as tar:
             for info in tar:
                 count, size = count + 1, size + info.size
                 if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
@@ -99,7 +102,7 @@ def unpack(archive: Path, staging: Staging, entries: int, unpacked: int) -> None
                     raise DamagedError(f"more than {entries} files or {unpacked} bytes")
                 check_path(info.name, "path")
                 _write(tar, info, staging)
-    except (tarfile.TarError, ManifestError, UnicodeError) as error:
+    except (tarfile.TarError, ManifestError, *_GARBLED) as error:
         raise DamagedError(f"no archive of caches: {error}") from None
     if (count, size) != (entries, unpacked):
         found = f"{count} of {size} bytes"

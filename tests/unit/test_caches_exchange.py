@@ -27,6 +27,7 @@ from entrypoint.errors import (
     NotFoundError,
     ShardbootError,
     SpaceError,
+    StagingError,
 )
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.objects import ObjectStore
@@ -203,6 +204,11 @@ def tar(*members: tuple[str, dict[str, Any]]) -> bytes:
         pytest.param(tar(("a", {"type": tarfile.FIFOTYPE})), id="a FIFO"),
         pytest.param(tar(("a", {"type": tarfile.CHRTYPE})), id="a device"),
         pytest.param(tar(("a", {"type": tarfile.DIRTYPE})), id="a directory"),
+        pytest.param(tar(("a", {"pax_headers": {"GNU.sparse.map": "x"}})), id="a garbled map"),
+        pytest.param(tar(("a", {"pax_headers": {"size": f"-{2**70}"}})), id="less than nothing"),
+        pytest.param(
+            tar(("a", {"pax_headers": {"comment": "x"}}))[:1024] * 1000, id="headers without end"
+        ),
         pytest.param(tar(("a", {}), ("b", {})), id="more files than told"),
         pytest.param(tar(("a", {}), ("a", {})), id="a file twice"),
         pytest.param(tar(), id="fewer files than told"),
@@ -303,6 +309,19 @@ def test_a_torn_archive_is_damaged(there: Path, shelf: Shelf) -> None:
     shelf.put("a.tar", len(data), [memoryview(bytes(data))])
     with pytest.raises(DamagedError):
         exchange.fetch(there, WANTED, shelf, MOST, 0)
+
+
+def test_a_disk_that_fails_under_an_archive_is_no_bug(
+    there: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    put_archive(shelf, tar(("a", {})))
+    monkeypatch.setattr(tarfile, "open", failing)
+    with pytest.raises(StagingError, match="Input/output error"):
+        exchange.fetch(there, WANTED, shelf, MOST, 0)
+    assert nothing_stays(there)
 
 
 def test_on_a_shelf_stays_what_a_published_checkpoint_has_and_what_is_young(
