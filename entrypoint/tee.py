@@ -50,7 +50,6 @@ def _order(boot: Boot, assessment: Assessment, about: str) -> Mapping[str, Json]
     settings = boot.settings
     return {
         "subject": about,
-        "interpreter": assessment.engine.interpreter,
         "state": str(settings.state_dir),
         "world": layout_of(assessment.resolution.key).world,
         "size_per_file": settings.size_per_file,

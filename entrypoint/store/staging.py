@@ -289,11 +289,19 @@ def host() -> str:
 
 
 def join(path: Path, *, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE) -> Staging:
-    """Build in a staging directory that another process began and keeps. Raises: StagingError."""
+    """Build in a staging directory that another process of this user began and keeps.
+
+    Raises: StagingError, also for another user's: who writes in the store may have put it there.
+    """
     try:
-        return Staging(
+        staging = Staging(
             path.parent.parent, path, owner=False, dir_mode=dir_mode, file_mode=file_mode
         )
     except OSError as error:
         msg = f"{path}: {error.strerror}"
         raise StagingError(msg, hint="it was swept, or its owner gave up") from error
+    owner = os.fstat(staging.directory).st_uid
+    if owner != os.geteuid():
+        os.close(staging.directory)
+        raise StagingError(f"{path}: uid {owner} began it, and this is uid {os.geteuid()}")
+    return staging

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -144,7 +145,7 @@ class Tee:
         Raises: SaveError.
         """
         seconds = time.monotonic() - self.started
-        command = [self.order["interpreter"], "-P", "-m", FINISHER, str(self.staging.path)]
+        command = [sys.executable, "-P", "-m", FINISHER, str(self.staging.path)]
         done = subprocess.run(
             [*command, f"{seconds:.3f}"],
             stdin=subprocess.DEVNULL,

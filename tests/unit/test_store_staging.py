@@ -35,6 +35,16 @@ def test_several_processes_build_in_one_directory(store: DirectoryStore) -> None
     deep_verify(store, manifest.name)
 
 
+def test_nobody_joins_what_another_user_has_begun(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.stage("tiny") as owner:
+        stranger = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: stranger)
+        with pytest.raises(StagingError, match=f"began it, and this is uid {stranger}"):
+            join(owner.path)
+
+
 def test_a_disowned_directory_is_committed_by_who_joined_it(store: DirectoryStore) -> None:
     with store.stage("tiny") as owner:
         owner.disown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from entrypoint.vllm_plugin.tee import Tee
 pytestmark = pytest.mark.vllm
 
 MODEL = torch.nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
+PYTHON = sys.executable
 FINISHED = 'import json; print(json.dumps({"status": "ok", "name": "made"}))'
 
 
@@ -40,7 +42,6 @@ class Server:
                 "dir_mode": 0o750,
                 "file_mode": 0o640,
             }
-            order["interpreter"] = self.finisher(room, FINISHED)
             staging.write_file(UNCLAIMED, b"")
             staging.write_file(ORDER, json.dumps(order).encode())
             staging.disown()
@@ -50,15 +51,17 @@ class Server:
         patch.setattr(compat, "logger", lambda: logger)
         patch.setattr(tee, "decided", lambda _: {"tied": False})
         patch.setattr("threading.Thread", SameThread)
+        self.finisher(room, FINISHED)
         self.memory(1 << 40)
 
-    def finisher(self, room: Path, program: str) -> str:
+    def finisher(self, room: Path, program: str) -> None:
+        """Have the interpreter that runs vLLM, whatever it is told, note that it ran, and this."""
         path = room / "python"
         path.write_text(
-            f"#!{sys.executable}\nimport pathlib\npathlib.Path(r'{room}/ran').touch()\n{program}\n"
+            f"#!{PYTHON}\nimport pathlib\npathlib.Path(r'{room}/ran').touch()\n{program}\n"
         )
         path.chmod(0o755)
-        return str(path)
+        self.patch.setattr("sys.executable", str(path))
 
     def hear(self, text: str, *words: object) -> None:
         self.lines.append(text % words)
@@ -131,6 +134,26 @@ def test_one_rank_that_fails_ends_the_tee_for_all_and_only_it_says_so(server: Se
     assert line.startswith("shardboot: save.online-quant: ")
     assert line.endswith("the server goes on: it cannot be")
     assert Tee.join(str(server.path), Notes(None, ""), 0) is None
+
+
+def test_what_another_user_has_begun_is_left_alone(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = os.geteuid() + 1
+    monkeypatch.setattr("os.geteuid", lambda: stranger)
+    assert Tee.join(str(server.path), Notes(None, ""), 0) is None
+    assert f"began it, and this is uid {stranger}" in server.lines[-1]
+    assert server.path.exists()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_word_in_staging_is_a_program_that_anybody_runs(server: Server, tmp_path: Path) -> None:
+    order = json.loads((server.path / ORDER).read_text())
+    (server.path / ORDER).write_text(json.dumps(order | {"interpreter": "/bin/false"}))
+    for rank in (0, 1):
+        server.rank(rank).take(MODEL, None)
+    assert (tmp_path / "ran").exists()
+    assert server.events() == ["tee.done"]
 
 
 def test_a_finisher_that_fails_ends_the_tee(server: Server, tmp_path: Path) -> None:
