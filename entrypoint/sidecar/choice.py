@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from entrypoint.sidecar.view import COMPLETE, Seen
+from entrypoint.sidecar.view import COMPLETE, DAMAGED, Seen
 
 
 class Fetch(NamedTuple):
@@ -27,8 +27,8 @@ def to_fetch(
     """Return of each family that this node serves what is newer in the shared store, newest first.
 
     Newer than every sound one here: so what is damaged here comes again, unless somebody still
-    uses it. What was `fetched` once and is gone had to make way for another: it is left to the boot
-    that wants it.
+    uses it; what only could not be read stays as it is. What was `fetched` once and is gone had to
+    make way for another: it is left to the boot that wants it.
     """
     found: list[tuple[float, Fetch]] = []
     for family, here in _families(local):
@@ -40,7 +40,7 @@ def to_fetch(
         if best is None or best.created <= newest:
             continue
         twin = next((each for each in here if each.content == best.content), None)
-        if twin.running if twin else best.content in fetched:
+        if best.content in fetched if twin is None else twin.running or twin.state != DAMAGED:
             continue
         ranks = max(here, key=_age).ranks
         fetch = Fetch(best.name, best.content, ranks, twin.name if twin else "")

@@ -17,7 +17,7 @@ from entrypoint.obstacles import unwritable
 from entrypoint.sidecar.choice import Fetch, to_fetch, to_publish
 from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.node import Node, now
-from entrypoint.store import lease, space
+from entrypoint.store import lease, lock, space
 from entrypoint.store.base import CheckpointStaging, CheckpointStore
 from entrypoint.store.collect import collect as collect_checkpoints
 from entrypoint.store.collect import make_room
@@ -82,12 +82,11 @@ class Prefetch:
                 return
             size = manifest.size_for(wanted.ranks)
             node.log.line("prefetch", f"{wanted.name}: {human_bytes(size)} from {source.where}")
-            if wanted.replaces:
-                # Its sizes may be right: staging would take it for the same bytes, and keep it.
-                node.local.retire(wanted.replaces)
             part = manifest.part(wanted.ranks)
             staging = stack.enter_context(node.local.stage(manifest.name, part))
             self._make_room(staging, manifest, wanted)
+            if wanted.replaces and not self._retire(wanted.replaces):
+                return
             try:
                 made = steps.transport(
                     *(node.boot, source, staging, manifest, wanted.ranks),
@@ -109,6 +108,16 @@ class Prefetch:
             return True
         line = lease.queue(source.root, "readers", source.dir_mode, source.file_mode)
         return stack.enter_context(line).wait(most, TURN_SECONDS).how != "late"
+
+    def _retire(self, name: str) -> bool:
+        """Take a damaged checkpoint away, unless somebody has come to use it.
+
+        Its sizes may be right: a commit would take it for the same bytes, and keep it.
+        """
+        with lock.sole(self._node.local.path(name)) as obstacle:
+            if obstacle is None:
+                self._node.local.retire(name)
+        return obstacle is None or isinstance(obstacle, FileNotFoundError)
 
     def _make_room(self, staging: Staging, manifest: Manifest, wanted: Fetch) -> None:
         node, settings = self._node, self._node.settings

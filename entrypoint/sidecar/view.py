@@ -35,7 +35,8 @@ class Seen(NamedTuple):
 
     `content`, `digest`, `key` and `family` are digests; `created` is when it was saved, in seconds
     since 1970, and `host` where. `ranks` of `world` are those that lie there. `served` and `loaded`
-    are what boots of this node did with it; `proved` is whether there is a proof.
+    are what boots of this node did with it; `proved` is whether there is a proof. `running` is
+    whether somebody uses it, or may: its lock is not to be had.
     """
 
     name: str
@@ -149,7 +150,7 @@ def see_local(
                 served=use.served > 0,
                 loaded=use.loaded,
                 pinned=name in pinned,
-                running=bool(who_uses(store.path(name), use)[0]),
+                running=any(who_uses(store.path(name), use)),
             )
         )
     return StoreView(store.where, tuple(found))

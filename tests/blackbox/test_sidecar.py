@@ -16,6 +16,7 @@ from checkpoints import make_checkpoint, make_key
 from releases import serve
 
 from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.store import lock
 
 NOT_RUNNING = {"pid": 1, "pid_start": 0}
 OTHER_JOBS_REST = ("--scrub-interval", "never")
@@ -84,6 +85,29 @@ def test_what_is_damaged_comes_again_from_the_shared_store(house: House, served:
         running.wait_until('shardboot_checkpoints{state="complete",store="local"}', 1)
     assert house.run("verify", "--deep").status == 0
     assert house.store.names() == [served.name]
+
+
+def test_what_is_damaged_stays_while_nothing_better_can_come(
+    house: House, served: Manifest
+) -> None:
+    release(house.shared, 1)
+    flip(house.local / served.name)
+    with sidecar(house, "--reserve-bytes", "1000TiB") as running:
+        running.wait_for("scrub.damaged")
+        assert "1099511627776000 kept in reserve" in running.wait_for("job.failed")
+        assert house.store.names() == [served.name]
+
+
+def test_what_is_damaged_and_in_use_is_not_taken_away(house: House, served: Manifest) -> None:
+    release(house.shared, 1)
+    flip(house.local / served.name)
+    with lock.sole(house.local / served.name), sidecar(house) as running:
+        running.wait_for("scrub.damaged")
+        found = running.metrics()
+        runs = 'shardboot_job_runs_total{job="prefetch"}'
+        running.wait_until(runs, found[runs] + 3)
+        assert house.store.names() == [served.name]
+    assert "shardboot: prefetch: " not in running.said
 
 
 def test_what_is_damaged_in_the_shared_store_is_not_read_again_and_again(

@@ -18,7 +18,7 @@ from entrypoint.sidecar.choice import Fetch, to_fetch, to_publish, to_scrub
 from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.history import counted
 from entrypoint.sidecar.loop import Job, next_due, patience
-from entrypoint.sidecar.view import DAMAGED, REJECTED, UNREADABLE, Manifests, Seen
+from entrypoint.sidecar.view import DAMAGED, REJECTED, UNREADABLE, Manifests, Seen, see_local
 from entrypoint.state.memory import Memory
 from entrypoint.store.directory import DirectoryStore
 
@@ -90,6 +90,10 @@ OLD, NEW = seen("old", 1.0), seen("new", 2.0)
         pytest.param(
             [NEW._replace(state=DAMAGED, running=True)], [NEW], [], id="damaged, and still in use"
         ),
+        pytest.param(
+            [OLD, NEW._replace(state=UNREADABLE)], [NEW], [], id="here, and could not be read now"
+        ),
+        pytest.param([OLD, NEW._replace(state=REJECTED)], [NEW], [], id="here, and rejected"),
         pytest.param([OLD], [seen("done", 2.0)], [], id="fetched before, and gone since"),
         pytest.param(
             [OLD, seen("other", family="g")],
@@ -279,6 +283,20 @@ def test_a_manifest_is_read_once_as_long_as_its_file_stays(
     assert sorted(reads) == ["a", "b", "b"]
     store.retire("a")
     assert [name for name, _ in manifests.all()] == ["b"]
+
+
+def test_who_cannot_tell_whether_somebody_uses_it_takes_it_for_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def has_no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    make_checkpoint(tmp_path)
+    store = DirectoryStore(tmp_path)
+    manifests, memory = Manifests(store), Memory(tmp_path)
+    assert [each.running for each in see_local(store, manifests, memory, {}).seen] == [False]
+    monkeypatch.setattr("entrypoint.store.lock.fcntl.flock", has_no_locks)
+    assert [each.running for each in see_local(store, manifests, memory, {}).seen] == [True]
 
 
 def test_what_was_done_is_known_after_a_restart_and_what_was_put_off_is_not(tmp_path: Path) -> None:
