@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from entrypoint import compiled
 from entrypoint.assess import Assessment, Boot, answers, assess_again
-from entrypoint.checkpoint.digest import digest_json
 from entrypoint.checkpoint.finding import Complete, Damaged, Finding, Rejected
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.engine.resolution import Resolution
@@ -63,7 +62,7 @@ def alone(
     except OSError as error:
         msg = f"{boot.settings.local_dir}: cannot be made: {error.strerror}"
         raise StagingError(msg, hint="mount a directory there, or name another one") from None
-    path = boot.settings.local_dir / f".{subject(assessment)}.lock"
+    path = lock_file(boot.settings.local_dir, subject(assessment))
 
     def on_wait(text: str) -> None:
         boot.log.line("lock.wait", text)
@@ -81,7 +80,12 @@ def subject(assessment: Assessment) -> str:
     """Return a short name for what is wanted: hex digits, by words and not by a model's bytes."""
     resolution = assessment.resolution
     assert resolution is not None
-    return digest_json([resolution.key.to_json(), resolution.model_word])[:16]
+    return resolution.key.subject(resolution.model_word)
+
+
+def lock_file(local_dir: Path, subject: str) -> Path:
+    """Return what is locked by the only process of this host that makes a checkpoint of it."""
+    return local_dir / f".{subject}.lock"
 
 
 def _part(assessment: Assessment, action: Action) -> str:

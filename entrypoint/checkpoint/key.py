@@ -64,6 +64,10 @@ class Key(NamedTuple):
         """
         return digest_json([model, self.to_json() | {"model": "", "vllm": "", "format": 0}])
 
+    def subject(self, model: str) -> str:
+        """Return a short name for what is wanted: hex digits, by words, not by a model's bytes."""
+        return digest_json([self.to_json() | {"model": ""}, model])[:16]
+
     @classmethod
     def from_json(cls, value: Json) -> Self:
         """Read a key from foreign data. Raises: ManifestError naming the field."""

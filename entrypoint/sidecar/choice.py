@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from entrypoint.config import Prove
 from entrypoint.sidecar.view import COMPLETE, DAMAGED, Seen
 
 
@@ -21,31 +22,69 @@ class Fetch(NamedTuple):
     replaces: str = ""
 
 
+class Past(NamedTuple):
+    """When what was fetched, by its content; the time now; and how long a copy is to last.
+
+    In seconds; the first two since 1970.
+    """
+
+    fetched: Mapping[str, float]
+    now: float = 0.0
+    interval: float = 0.0
+
+    def forbids(self, content: str, twin: Seen | None) -> bool:
+        """Tell whether it must not be fetched once more, where `twin` of the same bytes is here."""
+        when = self.fetched.get(content)
+        return when is not None and (twin is None or self.now - when < self.interval)
+
+
 def to_fetch(
-    local: Sequence[Seen], shared: Sequence[Seen], fetched: Collection[str]
+    local: Sequence[Seen], shared: Sequence[Seen], past: Past, prove: Prove
 ) -> list[Fetch]:
     """Return of each family that this node serves what is newer in the shared store, newest first.
 
     Newer than every sound one here: so what is damaged here comes again, unless somebody still
-    uses it; what only could not be read stays as it is. What was `fetched` once and is gone had to
-    make way for another: it is left to the boot that wants it.
+    uses it; what only could not be read stays as it is. What was fetched once and is gone had to
+    make way for another: it is left to the boot that wants it. What was fetched and is damaged
+    again soon after, is damaged by more than chance. Only what boots here would serve, as far as
+    that is known: of a vLLM and format that one has served, and proved where `prove` asks for it.
     """
+    made_by = {each.made_by for each in local if each.served}
     found: list[tuple[float, Fetch]] = []
     for family, here in _families(local):
         if not any(each.served for each in here):
             continue
         newest = max((each.created for each in here if each.state == COMPLETE), default=-math.inf)
-        there = [each for each in shared if each.family == family and each.state == COMPLETE]
+        there = [
+            each
+            for each in shared
+            if each.family == family and each.state == COMPLETE and each.made_by in made_by
+            if each.proved or _goes_unproved(here, prove)
+        ]
         best = max(there, key=_age, default=None)
         if best is None or best.created <= newest:
             continue
         twin = next((each for each in here if each.content == best.content), None)
-        if best.content in fetched if twin is None else twin.running or twin.state != DAMAGED:
+        if past.forbids(best.content, twin):
             continue
-        ranks = max(here, key=_age).ranks
-        fetch = Fetch(best.name, best.content, ranks, twin.name if twin else "")
+        if twin is not None and (twin.running or twin.state != DAMAGED):
+            continue
+        # A torn note says of no rank that it is here.
+        whole = max((each for each in here if each.ranks), key=_age, default=None)
+        if whole is None:
+            continue
+        fetch = Fetch(best.name, best.content, whole.ranks, twin.name if twin else "")
         found.append((best.created, fetch))
     return [fetch for _, fetch in sorted(found, reverse=True)]
+
+
+def _goes_unproved(family: Sequence[Seen], prove: Prove) -> bool:
+    """Tell whether a boot here would serve one that nobody proved.
+
+    What must be proved is vLLM's to say: with `auto`, one that was served without tells the same.
+    """
+    served_unproved = any(each.served and not each.proved for each in family)
+    return prove == "never" or (prove == "auto" and served_unproved)
 
 
 def to_publish(

@@ -10,11 +10,11 @@ from typing import Final
 from entrypoint import compiled, steps
 from entrypoint.caches.collect import collect as collect_caches
 from entrypoint.checkpoint.manifest import Manifest
-from entrypoint.errors import DamagedError, StoreError
+from entrypoint.errors import DamagedError, LockTimeoutError, StoreError
 from entrypoint.keep import rules_for
 from entrypoint.log import human_bytes
 from entrypoint.obstacles import unwritable
-from entrypoint.sidecar.choice import Fetch, to_fetch, to_publish
+from entrypoint.sidecar.choice import Fetch, Past, to_fetch, to_publish
 from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.node import Node, now
 from entrypoint.store import lease, lock, space
@@ -61,24 +61,37 @@ class Prefetch:
         Raises: as `steps.transport`; SpaceError; StoreError.
         """
         node = self._node
-        there = node.seen("shared")
-        fetched = {each.content for each in there if self._fetched.when(each.content)}
-        wanted = to_fetch(node.seen("local"), there, fetched)
-        node.sight = node.sight._replace(waiting=len(wanted))
+        wanted = self._wanted()
         if node.shared is None or not wanted or unwritable(node.settings) is not None:
             return
         for each in wanted:
             yield 0.0
             self._fetch(node.shared, each)
         node.look()
-        node.sight = node.sight._replace(waiting=0)
+        self._wanted()
+
+    def _wanted(self) -> list[Fetch]:
+        node, settings = self._node, self._node.settings
+        there = node.seen("shared")
+        times = {each.content: self._fetched.when(each.content) for each in there}
+        fetched = {content: time for content, time in times.items() if time}
+        past = Past(fetched, now(), settings.scrub_interval)
+        wanted = to_fetch(node.seen("local"), there, past, settings.prove)
+        node.sight = node.sight._replace(waiting=len(wanted))
+        return wanted
 
     def _fetch(self, source: CheckpointStore, wanted: Fetch) -> None:
         """Copy one checkpoint, if it is our turn; it is verified on the way, as by `pull`."""
         node = self._node
         manifest = find_by_name(source, wanted.name)
         with ExitStack() as stack:
-            if manifest.content != wanted.content or not self._is_our_turn(source, stack):
+            if manifest.content != wanted.content or not self._is_alone(manifest, stack):
+                return
+            if not self._is_our_turn(source, stack):
+                return
+            node.look()
+            if wanted not in self._wanted():
+                # A boot has made it meanwhile, or begun to use what is damaged.
                 return
             size = manifest.size_for(wanted.ranks)
             node.log.line("prefetch", f"{wanted.name}: {human_bytes(size)} from {source.where}")
@@ -101,6 +114,19 @@ class Prefetch:
         node.metrics.prefetched.inc()
         node.metrics.prefetched_bytes.inc(size)
 
+    def _is_alone(self, manifest: Manifest, stack: ExitStack) -> bool:
+        """Be the only process of this host that makes it until the block ends, as boots are.
+
+        Where one is at it already, it is left to that one. Raises: StoreError.
+        """
+        subject = manifest.key.subject(manifest.source.name)
+        path = steps.lock_file(self._node.settings.local_dir, subject)
+        try:
+            stack.enter_context(lock.exclusive(path, 0.0))
+        except LockTimeoutError:
+            return False
+        return True
+
     def _is_our_turn(self, source: CheckpointStore, stack: ExitStack) -> bool:
         """Stand in line until the block ends, where only so many may copy at once."""
         most = self._node.settings.shared_readers
@@ -120,6 +146,7 @@ class Prefetch:
         return obstacle is None or isinstance(obstacle, FileNotFoundError)
 
     def _make_room(self, staging: Staging, manifest: Manifest, wanted: Fetch) -> None:
+        """Have room; nobody has asked for it yet, so nothing goes that `gc` would keep."""
         node, settings = self._node, self._node.settings
         taken, most = staging.room_taken(manifest.files_for(wanted.ranks)), settings.max_bytes
         make_room(
@@ -127,9 +154,11 @@ class Prefetch:
             settings.state_dir,
             manifest.size_for(wanted.ranks) - taken,
             space.Limits(settings.reserve_bytes, most - taken if most is not None else None),
-            manifest.name,
+            # What is damaged may go, also under the very name.
+            None,
             lambda text: node.log.line("space.evicted", text),
             staging.path,
+            rules_for(settings, shared=False),
         )
 
 

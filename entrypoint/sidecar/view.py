@@ -34,9 +34,10 @@ class Seen(NamedTuple):
     """One checkpoint of a store. Of an unreadable one only the name is known, and `text`, why.
 
     `content`, `digest`, `key` and `family` are digests; `created` is when it was saved, in seconds
-    since 1970, and `host` where. `ranks` of `world` are those that lie there. `served` and `loaded`
-    are what boots of this node did with it; `proved` is whether there is a proof. `running` is
-    whether somebody uses it, or may: its lock is not to be had.
+    since 1970, and `host` where; `made_by` are vLLM's version and our format. `ranks` of `world`
+    are those that lie there. `served` and `loaded` are what boots of this node did with it;
+    `proved` is whether there is a proof. `running` is whether somebody uses it, or may: its lock is
+    not to be had.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Seen(NamedTuple):
     digest: str = ""
     key: str = ""
     family: str = ""
+    made_by: tuple[str, int] = ("", 0)
     created: float = 0.0
     created_at: str = ""
     host: str = ""
@@ -177,6 +179,7 @@ def _seen(manifest: Manifest, ranks: tuple[int, ...], memory: Memory) -> Seen:
         digest=manifest.digest,
         key=manifest.key.digest,
         family=family_of(manifest),
+        made_by=(manifest.key.vllm, manifest.key.format),
         created=_time(manifest.created_at),
         created_at=manifest.created_at,
         host=str(manifest.save.get("host", "")),

@@ -82,11 +82,13 @@ def make_room(
     wanted: str | None,
     say: Callable[[str], None],
     staged: Path | None = None,
+    rules: Rules | None = None,
 ) -> None:
     """Make sure that `needed` more bytes fit, by evicting others than `wanted` if it must be.
 
-    They are for the staging `staged`, which stays. Decided first: where all that may go would not
-    be enough, nothing goes. `say` hears of each.
+    With `rules`, only those that these do not keep. The bytes are for the staging `staged`, which
+    stays. Decided first: where all that may go would not be enough, nothing goes. `say` hears of
+    each.
     Raises: SpaceError with the numbers; StoreError.
     """
     if space.shortage(store.root, needed, limits) is None:
@@ -100,7 +102,11 @@ def make_room(
     short = space.shortage(store.root, needed, limits)
     if short is None:
         return
-    victims, available = choose(survey(store, state), short.missing, wanted)
+    candidates = survey(store, state)
+    if rules is not None:
+        verdicts = judge(candidates, rules, time.time())
+        candidates = [c for c, v in zip(candidates, verdicts, strict=True) if v.is_collected]
+    victims, available = choose(candidates, short.missing, wanted)
     if not victims:
         text = f"{short.text}; evicting all that may go would free {available}"
         raise SpaceError(text, hint=f"stop or unpin what can be spared, or {space.HINT}")

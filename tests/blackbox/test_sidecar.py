@@ -15,7 +15,9 @@ from blackbox.watching import note
 from checkpoints import make_checkpoint, make_key
 from releases import serve
 
+from entrypoint.checkpoint.digest import digest_bytes
 from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.steps import lock_file
 from entrypoint.store import lock
 
 NOT_RUNNING = {"pid": 1, "pid_start": 0}
@@ -24,7 +26,8 @@ OTHER_JOBS_REST = ("--scrub-interval", "never")
 
 def release(root: Path, month: int) -> Manifest:
     """Publish one release of a deployment in a store."""
-    key, created_at = make_key(vllm=f"0.3{month}.0"), f"2026-{month:02}-01T00:00:00Z"
+    key = make_key(model=digest_bytes(f"release {month}".encode()))
+    created_at = f"2026-{month:02}-01T00:00:00Z"
     return make_checkpoint(root, key=key, name=f"of-{month}", seed=month, created_at=created_at)
 
 
@@ -108,6 +111,27 @@ def test_what_is_damaged_and_in_use_is_not_taken_away(house: House, served: Mani
         running.wait_until(runs, found[runs] + 3)
         assert house.store.names() == [served.name]
     assert "shardboot: prefetch: " not in running.said
+
+
+def test_a_release_evicts_nothing_that_would_not_be_collected(
+    house: House, served: Manifest
+) -> None:
+    new = release(house.shared, 2)
+    bound = ("--max-bytes", served.size + new.size - 1, "--grace", "0")
+    with sidecar(house, *bound, *OTHER_JOBS_REST) as running:
+        assert "would free 0" in running.wait_for("job.failed")
+        assert house.store.names() == [served.name]
+
+
+def test_what_a_boot_is_making_is_left_to_it(house: House, served: Manifest) -> None:
+    new = release(house.shared, 2)
+    runs = 'shardboot_job_runs_total{job="prefetch"}'
+    path = lock_file(house.local, new.key.subject(new.source.name))
+    with lock.exclusive(path, 0.0), sidecar(house, *OTHER_JOBS_REST) as running:
+        found = running.wait_until("shardboot_prefetch_waiting", 1)
+        found = running.wait_until(runs, found[runs] + 3)
+        assert found['shardboot_job_failures_total{job="prefetch"}'] == 0
+        assert house.store.names() == [served.name]
 
 
 def test_what_is_damaged_in_the_shared_store_is_not_read_again_and_again(

@@ -12,9 +12,10 @@ import pytest
 from checkpoints import make_checkpoint, make_key
 
 from entrypoint.checkpoint.digest import Json
+from entrypoint.config import Prove
 from entrypoint.errors import Interrupted, StoreError
 from entrypoint.sidecar import scrub
-from entrypoint.sidecar.choice import Fetch, to_fetch, to_publish, to_scrub
+from entrypoint.sidecar.choice import Fetch, Past, to_fetch, to_publish, to_scrub
 from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.history import counted
 from entrypoint.sidecar.loop import Job, next_due, patience
@@ -31,6 +32,7 @@ def seen(name: str, created: float = 1.0, **facts: Any) -> Seen:
         *(name, "complete", ""),
         *(f"content of {name}", f"digest of {name}", f"key of {name}"),
         family="f",
+        made_by=("0.32", 2),
         created=created,
         host=HOST,
         ranks=(0, 1),
@@ -96,6 +98,37 @@ OLD, NEW = seen("old", 1.0), seen("new", 2.0)
         pytest.param([OLD, NEW._replace(state=REJECTED)], [NEW], [], id="here, and rejected"),
         pytest.param([OLD], [seen("done", 2.0)], [], id="fetched before, and gone since"),
         pytest.param(
+            [OLD, seen("done", 2.0, state=DAMAGED)],
+            [seen("done", 2.0)],
+            [],
+            id="fetched a moment ago, and damaged again",
+        ),
+        pytest.param(
+            [OLD, seen("long ago", 2.0, state=DAMAGED)],
+            [seen("long ago", 2.0)],
+            [wanted("long ago", replaces="long ago")],
+            id="fetched long ago, and damaged since",
+        ),
+        pytest.param(
+            [OLD._replace(ranks=(1,)), NEW._replace(state=DAMAGED, ranks=())],
+            [NEW],
+            [wanted("new", (1,), "new")],
+            id="which ranks are here is torn: those of the one before",
+        ),
+        pytest.param(
+            [NEW._replace(state=DAMAGED, ranks=())], [NEW], [], id="nobody knows which ranks"
+        ),
+        pytest.param(
+            [OLD], [NEW._replace(made_by=("0.33", 2))], [], id="never served by that vLLM"
+        ),
+        pytest.param([OLD], [NEW._replace(made_by=("0.32", 3))], [], id="in another format"),
+        pytest.param(
+            [OLD, seen("other", family="g", made_by=("0.33", 2))],
+            [NEW._replace(made_by=("0.33", 2))],
+            [wanted("new")],
+            id="another model was served by that vLLM",
+        ),
+        pytest.param(
             [OLD, seen("other", family="g")],
             [NEW, seen("another", 3.0, family="g")],
             [wanted("another"), wanted("new")],
@@ -104,7 +137,26 @@ OLD, NEW = seen("old", 1.0), seen("new", 2.0)
     ],
 )
 def test_what_is_fetched(local: list[Seen], shared: list[Seen], expected: list[Fetch]) -> None:
-    assert to_fetch(local, shared, {"content of done"}) == expected
+    past = Past({"content of done": 95.0, "content of long ago": 90.0}, now=100.0, interval=10.0)
+    assert to_fetch(local, shared, past, "auto") == expected
+
+
+@pytest.mark.parametrize(
+    ("served", "new", "prove", "is_fetched"),
+    [
+        (False, False, "auto", True),
+        (True, False, "auto", False),
+        (True, True, "auto", True),
+        (False, False, "always", False),
+        (True, True, "always", True),
+        (True, False, "never", True),
+    ],
+)
+def test_what_no_boot_would_serve_unproved_is_fetched_with_a_proof(
+    served: bool, new: bool, prove: Prove, is_fetched: bool
+) -> None:
+    local, shared = [OLD._replace(proved=served)], [NEW._replace(proved=new)]
+    assert to_fetch(local, shared, Past({}), prove) == [wanted("new")] * is_fetched
 
 
 @pytest.mark.parametrize(
