@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -79,17 +80,19 @@ def _look_at(place: Path, local: Path, serving: Mapping[str, Json]) -> Kept | No
             running = running or "a process holds its lock"
         elif obstacle is not None:
             foreign = f"its lock is not to be had: {obstacle.strerror}"
-    is_orphan = _is_gone(_path_of(place, local / checkpoint) / MANIFEST)
+    is_orphan = _is_gone(_path_of(place, local / checkpoint))
     return Kept(place.name, size, used, is_orphan, running, foreign)
 
 
-def _is_gone(manifest: Path) -> bool:
+def _is_gone(checkpoint: Path) -> bool:
+    """Tell whether it surely is: where its store lists nothing, a mount may be away."""
     try:
-        manifest.lstat()
+        (checkpoint / MANIFEST).lstat()
     except (FileNotFoundError, NotADirectoryError):
-        return True
+        with contextlib.suppress(OSError):
+            return bool(os.listdir(checkpoint.parent))
     except OSError:
-        # It cannot be told; a mount may be away.
+        # It cannot be told.
         return False
     return False
 

@@ -25,7 +25,9 @@ from typing import Final
 
 from entrypoint.checkpoint.digest import digest_json
 from entrypoint.engine.question import machine
+from entrypoint.errors import ShardbootError
 from entrypoint.privilege import home
+from entrypoint.store import lock
 
 CACHES: Final = "caches"
 PLATFORM_DIGITS: Final = 12
@@ -34,6 +36,9 @@ CHECKPOINT: Final = ".checkpoint"
 
 MODE: Final = 0o700
 """What lies there is code: nobody else may write it, and nobody else needs it."""
+
+_LOCK_SECONDS: Final = 1.0
+"""Whoever looks whether caches are in use holds them for an instant; who mends them, for longer."""
 
 ROOT_VARIABLE: Final = "VLLM_CACHE_ROOT"
 VARIABLES: Final = {
@@ -85,8 +90,8 @@ def give(
     """Return the environment in which vLLM keeps its caches in `place`, made if it is not there.
 
     `checkpoint` is the path of what is served. A shared lock on the place crosses exec, so that
-    nobody takes it away while vLLM runs, and it is as new as this boot. Where it cannot be made, or
-    is not this user's alone, nothing is set.
+    nobody takes it away while vLLM runs, and it is as new as this boot. Where it cannot be made or
+    locked, or is not this user's alone, nothing is set.
     """
     if not _hold(place, checkpoint, environ):
         return environ
@@ -105,16 +110,24 @@ def _hold(place: Path, checkpoint: str, environ: Mapping[str, str]) -> bool:
         return False
     try:
         require_own(descriptor)
+        _lock(descriptor, place)
         os.utime(descriptor)
-    except OSError:
+    except (OSError, ShardbootError):
         os.close(descriptor)
         return False
-    with contextlib.suppress(OSError):
-        # Where there are no locks, who collects finds none to be had, and takes nothing.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     # Never closed: it crosses exec on purpose.
     os.set_inheritable(descriptor, True)
     return True
+
+
+def _lock(descriptor: int, place: Path) -> None:
+    """Lock what is open and still lies there. Raises: OSError; LockTimeoutError; StoreError.
+
+    Where there are no locks, who collects finds none to be had, and takes nothing.
+    """
+    lock.acquire(descriptor, place, fcntl.LOCK_SH, _LOCK_SECONDS)
+    if not os.path.samestat(os.fstat(descriptor), place.lstat()):
+        raise FileNotFoundError
 
 
 def _open(place: Path, checkpoint: str, environ: Mapping[str, str]) -> int:

@@ -41,7 +41,7 @@ def exclusive(
         hint = "if another user has worked there, chown it once with all that lies in it"
         raise StoreError(f"{path}: {error.strerror}", hint=hint) from error
     try:
-        if _acquire(descriptor, path, fcntl.LOCK_EX, timeout, on_wait):
+        if acquire(descriptor, path, fcntl.LOCK_EX, timeout, on_wait):
             with contextlib.suppress(OSError):
                 # For people only: a full disk must not cost the lock.
                 os.ftruncate(descriptor, 0)
@@ -65,9 +65,17 @@ def give_back(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _acquire(
-    descriptor: int, path: Path, kind: int, timeout: float, on_wait: Callable[[str], None]
+def acquire(
+    descriptor: int,
+    path: Path,
+    kind: int,
+    timeout: float,
+    on_wait: Callable[[str], None] = lambda _: None,
 ) -> bool:
+    """Take a lock of a `kind` on an open file; say whether there are locks where it lies.
+
+    `on_wait` as for `exclusive`. Raises: LockTimeoutError after `timeout` seconds; StoreError.
+    """
     deadline = time.monotonic() + timeout
     told = False
     while True:
@@ -94,7 +102,9 @@ def _acquire(
 
 
 def _holder(descriptor: int) -> str:
-    word = os.pread(descriptor, 20, 0).strip()
+    word = b""
+    with contextlib.suppress(IsADirectoryError):
+        word = os.pread(descriptor, 20, 0).strip()
     return f"process {int(word)}" if word.isdigit() else "another process"
 
 
@@ -111,7 +121,7 @@ def hold_manifest(checkpoint: Path, manifest_digest: str) -> int:
     except OSError as error:
         raise DamagedError(f"{path}: {error.strerror}; it was there a moment ago") from error
     try:
-        _acquire(descriptor, path, fcntl.LOCK_SH, _HOLD_SECONDS, lambda _: None)
+        acquire(descriptor, path, fcntl.LOCK_SH, _HOLD_SECONDS)
         _still_is(descriptor, path, manifest_digest)
         os.set_inheritable(descriptor, True)
     except BaseException:

@@ -95,7 +95,16 @@ def test_a_checkpoint_that_lies_elsewhere_is_looked_for_there(state: Path, tmp_p
     assert run(state, tmp_path / "local") == {"a": "kept"}
     (where / place.CHECKPOINT).unlink()
     os.utime(where, (time.time() - DAY,) * 2)
+    (tmp_path / "local" / "another").mkdir(parents=True)
     assert run(state, tmp_path / "local") == {"a": "orphan"}
+
+
+def test_where_no_disk_is_mounted_no_checkpoint_is_gone(state: Path, tmp_path: Path) -> None:
+    make(state, tmp_path / "local", "a")
+    (tmp_path / "local").rename(tmp_path / "disk")
+    assert run(state, tmp_path / "local") == {"a": "kept"}
+    (tmp_path / "local").mkdir()
+    assert run(state, tmp_path / "local") == {"a": "kept"}
 
 
 def test_a_running_servers_stay_by_its_lock(state: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -184,15 +185,51 @@ def test_caches_that_are_not_there_need_nothing(where: Path) -> None:
     assert not renew(where)
 
 
-def test_a_lock_that_is_held_by_whoever_collects_keeps_no_boot_waiting(
-    state: Path, where: Path
+@pytest.fixture
+def looking(where: Path) -> int:
+    """Hold the lock as whoever looks whether caches are in use does; return its descriptor."""
+    descriptor = os.open(filled(where, graph="graph"), os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def test_a_boot_in_the_instant_of_a_look_holds_its_caches_all_the_same(
+    state: Path, where: Path, looking: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.give({}, state, where, PATH)
-    descriptor = os.open(where, os.O_RDONLY)
-    # The shared one of the boot above is of this very process: another description of it.
-    with pytest.raises(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(descriptor)
+    monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+    assert place.give({}, state, where, PATH) != {}
+    os.close(looking)
+    with sole(where) as obstacle:
+        assert isinstance(obstacle, BlockingIOError)
+
+
+def test_caches_that_were_taken_away_in_that_instant_are_not_given(
+    state: Path, where: Path, looking: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(_: float) -> None:
+        where.rename(state / "taken")
+        where.mkdir()
+        os.close(looking)
+
+    monkeypatch.setattr(time, "sleep", take)
+    assert place.give({}, state, where, PATH) == {}
+
+
+def test_no_boot_waits_for_ever_for_its_caches(
+    state: Path, where: Path, looking: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "_LOCK_SECONDS", 0)
+    assert place.give({}, state, where, PATH) == {}
+    os.close(looking)
+
+
+def test_where_there_are_no_locks_caches_are_kept_all_the_same(
+    state: Path, where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", none)
     assert place.give({}, state, where, PATH) != {}
 
 
