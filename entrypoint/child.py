@@ -200,13 +200,16 @@ def _runs_in(pid: str, group: int) -> bool:
 def open_log(path: Path) -> Iterator[IO[bytes]]:
     """Open a child's log, in a file that nobody keeps where `path` cannot be written.
 
-    Of the logs beside it the oldest go.
+    It is this user's alone, since a secret may be in it until the child has ended. Of the logs
+    beside it the oldest go.
     """
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             keep_newest(path.parent, "*.log", MAX_LOGS - 1)
-            log: IO[bytes] = stack.enter_context(path.open("w+b"))
+            path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            log: IO[bytes] = stack.enter_context(os.fdopen(descriptor, "w+b"))
         except OSError:
             log = stack.enter_context(tempfile.TemporaryFile())
         yield log

@@ -285,6 +285,19 @@ def test_a_link_in_the_place_of_their_directory_is_not_opened_to_all(
     assert precious.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_log_is_its_users_alone_and_a_file_of_its_own(tmp_path: Path) -> None:
+    another = tmp_path / "another"
+    another.write_text("of before")
+    another.chmod(0o644)
+    (tmp_path / "save.log").hardlink_to(another)
+    for _ in range(2):
+        with open_log(tmp_path / "save.log") as log:
+            log.write(b"said")
+        assert (tmp_path / "save.log").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "save.log").read_text() == "said"
+    assert another.read_text() == "of before"
+
+
 def test_of_many_logs_the_newest_stay(tmp_path: Path) -> None:
     for number in range(30):
         with open_log(tmp_path / f"save-{number}.log") as log:
