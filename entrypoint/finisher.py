@@ -14,19 +14,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from entrypoint import assembly
 from entrypoint.assembly import Subject
 from entrypoint.checkpoint.digest import Json
-from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.errors import ShardbootError
 from entrypoint.model.identity import read_in_full
 from entrypoint.state.memory import Memory
+from entrypoint.store import order as orders
 from entrypoint.store import staging as stagings
-from entrypoint.store.staging import MAX_ORDER_BYTES, ORDER
 
 LOWEST_PRIORITY: Final = 19
 PR_SET_PDEATHSIG: Final = 1
@@ -38,7 +36,7 @@ def finish(staged: Path, seconds: float) -> str:
     Raises: SaveError, also when the source has changed; StoreError; StagingError; SpaceError.
     """
     started = time.monotonic()
-    order: Mapping[str, Any] = json.loads(read_bounded(staged / ORDER, MAX_ORDER_BYTES))
+    order = orders.read(staged)
     subject, state = Subject.from_json(order["of"]), Path(order["state"])
     modes = {"dir_mode": int(order["dir_mode"]), "file_mode": int(order["file_mode"])}
     with stagings.join(staged, **modes) as staging:

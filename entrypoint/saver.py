@@ -30,11 +30,6 @@ SAVE_MODULE: Final = "entrypoint.vllm_plugin.save"
 WITHOUT_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy would start some as soon as it is imported, and the child could not fork its workers."""
 
-BY_THE_MODEL: Final = (
-    *("save.data-parallel", "save.dtype", "save.meta-tensor", "save.online-quant"),
-)
-"""Refusals that come again as long as model, words and vLLM stay: no later boot tries in vain."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
@@ -136,17 +131,12 @@ def _run_child(order: Order, staging: Staging) -> None:
         raise SaveError(msg, reason="save.timeout", hint=hint)
     answer = outcome.answer if isinstance(outcome.answer, dict) else {}
     if answer.get("status") == "refused":
-        _remember_refusal(order, str(answer["reason"]), str(answer["message"]))
-        raise SaveError(str(answer["message"]), reason=str(answer["reason"]))
+        reason, message = str(answer["reason"]), str(answer["message"])
+        Rejections(settings.state_dir).refuse(order.subject.key_by_config, reason, message)
+        raise SaveError(message, reason=reason)
     if answer.get("status") != "ok":
         msg = f"the save child ended with status {outcome.status}: {last_words}"
         raise SaveError(msg, hint=f"its whole log is {order.log_file}")
-
-
-def _remember_refusal(order: Order, reason: str, message: str) -> None:
-    if reason in BY_THE_MODEL:
-        rejections = Rejections(order.settings.state_dir)
-        rejections.add(order.subject.key_by_config, reason, message)
 
 
 def _bytes_in(directory: Path) -> int:

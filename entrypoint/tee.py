@@ -7,7 +7,6 @@ away, and the server goes on.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from entrypoint.assess import Assessment, Boot
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.layout import layout_of
 from entrypoint.plan import Action, Obstacle
+from entrypoint.store import order as orders
 from entrypoint.store import sweep
-from entrypoint.store.staging import ORDER, UNCLAIMED
 
 
 def begin(boot: Boot, assessment: Assessment, _: Action) -> Path | Obstacle:
@@ -35,11 +34,10 @@ def begin(boot: Boot, assessment: Assessment, _: Action) -> Path | Obstacle:
     sweep.discard(store.root, left, settings.dir_mode)
     sweep.empty_trash(store.root)
     steps.make_room(boot, assessment, sum(f.size for f in assessment.source.here.weights))
-    order = _order(boot, assessment, about)
     subject = steps.subject_of(assessment)
+    order = {**_order(boot, assessment, about), "key_by_config": subject.key_by_config}
     with store.stage(subject.name) as staging:
-        staging.write_file(UNCLAIMED, b"")
-        staging.write_file(ORDER, json.dumps({**order, "of": subject.to_json()}).encode())
+        orders.leave(staging, {**order, "of": subject.to_json()})
         staging.hand_over()
     return staging.path
 
@@ -51,6 +49,7 @@ def _order(boot: Boot, assessment: Assessment, about: str) -> Mapping[str, Json]
     return {
         "subject": about,
         "state": str(settings.state_dir),
+        "save_timeout": settings.save_timeout,
         "world": layout_of(assessment.resolution.key).world,
         "size_per_file": settings.size_per_file,
         "dir_mode": settings.dir_mode,

@@ -26,6 +26,11 @@ from entrypoint.state.files import fsync_directory, read_json, write_json
 KINDS: Final = ("unproved", "unproven", "unfit", "quarantined", "operator")
 """No proof yet; it failed; the loader disagreed; boots failed in a row; a person said so."""
 
+BY_THE_MODEL: Final = (
+    *("save.data-parallel", "save.dtype", "save.meta-tensor", "save.online-quant"),
+)
+"""Refusals that come again as long as model, words and vLLM stay: no later boot tries in vain."""
+
 LASTING: Final = ("quarantined", "operator")
 
 
@@ -76,6 +81,11 @@ class Rejections:
         except OSError:
             return False
         return True
+
+    def refuse(self, key: str, reason: str, text: str) -> None:
+        """Remember why none can be saved for a key, where another save would end the same way."""
+        if reason in BY_THE_MODEL:
+            self.add(key, reason, text)
 
     def remove(self, digest: str) -> bool:
         """Take a rejection back; return whether there was one. Raises: OSError."""

@@ -36,14 +36,6 @@ NOTE = ".copying"
 
 NOTE_BYTES = 64
 
-ORDER = ".teeing"
-"""In the staging of a tee: what is saved there and how, for those that boot leaves it to."""
-
-UNCLAIMED = ".unclaimed"
-"""Beside it, until whoever is to commit takes it away: nobody else can after that."""
-
-MAX_ORDER_BYTES = 16 * 1024 * 1024
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -76,7 +68,8 @@ class Staging:
         with contextlib.suppress(OSError):
             # Without locks here, a sweep still has the grace to go by.
             # A sweep that looks whether somebody builds here holds the other kind for a moment.
-            fcntl.flock(self.directory, fcntl.LOCK_SH)
+            # No server waits for that: whoever joins has the lock of the one that began as well.
+            fcntl.flock(self.directory, fcntl.LOCK_SH | (0 if owner else fcntl.LOCK_NB))
 
     def __enter__(self) -> Self:
         return self

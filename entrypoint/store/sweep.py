@@ -7,18 +7,17 @@ that its lock does not show could still commit half of it.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.foreign import read_bounded
+from entrypoint.errors import StagingError
 from entrypoint.state import process
-from entrypoint.store import lock, publish, tree
+from entrypoint.store import lock, order, publish, tree
 from entrypoint.store.publish import TRASH
-from entrypoint.store.staging import MAX_ORDER_BYTES, NOTE, NOTE_BYTES, ORDER, STAGING, host
+from entrypoint.store.staging import NOTE, NOTE_BYTES, STAGING, host
 from entrypoint.store.tree import DIR_MODE
 
 
@@ -81,17 +80,17 @@ def teed(root: Path, subject: str) -> tuple[list[Path], list[Path]]:
 
     Without locks none is seen to live; where one does all the same, its tee comes to nothing.
     """
-    found = [path for path in _entries(root / STAGING) if _order_of(path).get("subject") == subject]
+    found = [path for path in _entries(root / STAGING) if _is_tee_of(subject, path)]
     left = [path for path in found if _is_free(path, without_locks=True)]
-    return [path for path in found if path not in left], left
+    # What went meanwhile is neither.
+    return [path for path in found if path not in left and path.is_dir()], left
 
 
-def _order_of(staged: Path) -> dict[str, Json]:
+def _is_tee_of(subject: str, staged: Path) -> bool:
     try:
-        order = json.loads(read_bounded(staged / ORDER, MAX_ORDER_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return order if isinstance(order, dict) else {}
+        return bool(order.read(staged).get("subject") == subject)
+    except StagingError:
+        return False
 
 
 def abandoned(root: Path, grace_seconds: float) -> list[Path]:

@@ -32,6 +32,11 @@ class Notes:
             about: dict[str, Json] = {"boot": self.boot, "event": event}
             Ledger(self.state).append(about | {"time": round(time.time(), 3)} | fields)
 
+    def refuse(self, key: str, reason: str, text: str) -> None:
+        """Remember why a model cannot be saved, where it is the model's own: none tries in vain."""
+        if self.state is not None:
+            Rejections(self.state).refuse(key, reason, text)
+
     def reject(self, content: str, reason: str) -> None:
         """Reject the checkpoint: sound, but not this model's. No boot will try it again."""
         if self.state is not None:

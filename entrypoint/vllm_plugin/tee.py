@@ -20,16 +20,18 @@ from typing import Any, Final
 
 import torch
 
-from entrypoint.checkpoint.foreign import read_bounded
+from entrypoint.checkpoint.foreign import MALFORMED
 from entrypoint.checkpoint.fragment import fragment_name
 from entrypoint.checkpoint.layout import Layout
 from entrypoint.errors import SaveError, ShardbootError
 from entrypoint.headroom import free_bytes
+from entrypoint.store import order as orders
 from entrypoint.store import staging as stagings
-from entrypoint.store.staging import MAX_ORDER_BYTES, ORDER, UNCLAIMED, Staging
+from entrypoint.store.order import UNCLAIMED
+from entrypoint.store.staging import Staging
 from entrypoint.vllm_plugin import compat
 from entrypoint.vllm_plugin.decisions import decided
-from entrypoint.vllm_plugin.logical import logical_state
+from entrypoint.vllm_plugin.logical import logical_state, refuse_unsavable
 from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.pages import Pages
 from entrypoint.vllm_plugin.write import write_rank
@@ -44,61 +46,79 @@ State = Mapping[str, torch.Tensor]
 class Tee:
     """One rank's part of a tee. `wanted`: bytes of host memory that vLLM will still take itself."""
 
-    def __init__(
-        self, staging: Staging, order: Mapping[str, Any], notes: Notes, wanted: int
-    ) -> None:
-        self.staging, self.order, self.notes, self.wanted = staging, order, notes, wanted
+    def __init__(self, staging: Staging, notes: Notes, wanted: int) -> None:
+        self.staging, self.notes, self.wanted = staging, notes, wanted
+        self.order: Mapping[str, Any] = {}
+        self.is_over = False
         tp, pp, self.rank = compat.tp_pp_rank()
         self.layout = Layout(tp=tp, pp=pp)
         self.started = 0.0
 
     @classmethod
     def join(cls, directory: str, notes: Notes, wanted: int) -> Tee | None:
-        """Take part in the tee that boot began in `directory`; None where it is over already."""
-        staged = Path(directory)
+        """Take part in the tee that boot began in `directory`; None where it is over already.
+
+        Where this rank cannot take part, it is over for all.
+        """
         try:
-            order = json.loads(read_bounded(staged / ORDER, MAX_ORDER_BYTES))
-            modes = {"dir_mode": int(order["dir_mode"]), "file_mode": int(order["file_mode"])}
-            return cls(stagings.join(staged, **modes), order, notes, wanted)
-        except (ShardbootError, OSError) as error:
+            staging = stagings.join(Path(directory))
+        except ShardbootError as error:
             compat.logger().warning("shardboot: nothing is saved on the way: %s", error)
             return None
+        tee = cls(staging, notes, wanted)
+        with tee._giving_up():
+            tee.order = orders.read(staging.path)
+            staging.dir_mode = int(tee.order["dir_mode"])
+        return None if tee.is_over else tee
+
+    def examine(self, model: torch.nn.Module) -> None:
+        """Give the tee up for a model that has no state to save, before anything is read."""
+        with self._giving_up():
+            refuse_unsavable(model)
 
     def take(self, model: torch.nn.Module, model_config: Any) -> None:
         """Save the state that `model` has now; on return it may change, and the rest goes on."""
+        if self.is_over:
+            return
         self.started = time.monotonic()
-        decisions = decided(model_config)
         with self._giving_up():
+            decisions = decided(model_config)
             state = logical_state(model)
             size = sum(tensor.nbytes for tensor in state.values())
+            rest = []
             if self._has_room(size):
-                rest, how = copied(state), "copied, and written while vLLM goes on"
+                rest.append(copied(state))
+                how = "copied, and written while vLLM goes on"
             else:
                 self._write(state, decisions)
-                rest, how = None, "written first, since host memory is short"
+                how = "written first, since host memory is short"
             seconds = time.monotonic() - self.started
             self._say(f"{size} bytes to save, {how}: it waited {seconds:.1f} s")
             threading.Thread(
                 target=self._go_on, args=(rest, decisions), daemon=True, name="shardboot-tee"
             ).start()
 
-    def give_up(self, error: Exception) -> None:
+    def give_up(self, error: ShardbootError) -> None:
         """Take the tee from all ranks, and say why; the first one to do so is heard."""
+        self.is_over = True
         if self.staging.give_up():
-            reason = error.reason if isinstance(error, ShardbootError) else SaveError.reason
-            text = f"{reason}: no checkpoint is saved on the way, and the server goes on: {error}"
-            compat.logger().error("shardboot: %s", text)
-            self.notes.line("tee.failed", reason=reason, text=str(error))
+            text = f"no checkpoint is saved on the way, and the server goes on: {error}"
+            compat.logger().error("shardboot: %s: %s", error.reason, text)
+            self.notes.line("tee.failed", reason=error.reason, text=str(error))
+            key = str(self.order.get("key_by_config", ""))
+            self.notes.refuse(key, error.reason, str(error))
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
         """Give the tee up for what goes wrong in the block: whatever it is, the server is well."""
         try:
-            # torch has no narrower word for memory that it does not get.
             with self.staging.writing(""):
                 yield
-        except (ShardbootError, RuntimeError) as error:
+        except ShardbootError as error:
             self.give_up(error)
+        # torch has no narrower word than RuntimeError for memory that it does not get.
+        except (RuntimeError, MemoryError, *MALFORMED) as error:
+            self.give_up(SaveError(f"{type(error).__name__}: {error}"))
 
     def _has_room(self, size: int) -> bool:
         """Tell whether host memory holds a copy of every rank's state twice, and what vLLM wants.
@@ -107,12 +127,15 @@ class Tee:
         """
         return size <= (free_bytes() // int(self.order["world"]) - self.wanted) // 2
 
-    def _go_on(self, state: State | None, decisions: Mapping[str, bool]) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    def _go_on(self, rest: list[State], decisions: Mapping[str, bool]) -> None:
+        """Write the copy, if there is one, and let it go; commit, if all have been written.
+
+        A thread keeps its arguments until it ends: only what is taken out of a list is freed.
+        """
         with self._giving_up():
-            if state is not None:
-                self._write(state, decisions)
-            del state
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            while rest:
+                self._write(rest.pop(), decisions)
             if self._is_last():
                 self._finish()
 
@@ -146,12 +169,18 @@ class Tee:
         """
         seconds = time.monotonic() - self.started
         command = [sys.executable, "-P", "-m", FINISHER, str(self.staging.path)]
-        done = subprocess.run(
-            [*command, f"{seconds:.3f}"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            check=False,
-        )
+        timeout = float(self.order["save_timeout"])
+        try:
+            done = subprocess.run(
+                [*command, f"{seconds:.3f}"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                check=False,
+                timeout=timeout,
+            )
+        except subprocess.TimeoutExpired:
+            msg = f"its last process took longer than {timeout:.0f} s and was ended"
+            raise SaveError(msg, reason="save.timeout") from None
         try:
             answer = json.loads(done.stdout)
         except ValueError:

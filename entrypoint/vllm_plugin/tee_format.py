@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-from entrypoint.errors import ShardbootError
 from entrypoint.vllm_plugin import compat
-from entrypoint.vllm_plugin.logical import refuse_unsavable
 from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.tee import Tee
 
@@ -38,6 +36,10 @@ class ShardbootTee(BaseModelLoader):
     def download_model(self, model_config: Any) -> None:
         self.source.download_model(model_config)
 
+    def get_all_weights(self, model_config: Any, model: torch.nn.Module) -> Any:
+        """Return the source's weights: vLLM asks for them where a model is loaded again."""
+        return self.source.get_all_weights(model_config, model)
+
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
         """Load the source and post-process it as vLLM does; its state in between is saved."""
         if compat.is_draft(model_config):
@@ -50,11 +52,7 @@ class ShardbootTee(BaseModelLoader):
         """Load the source's weights; with them begins what is left of the tee."""
         tee, self.tee = self.tee, None
         if tee is not None:
-            try:
-                refuse_unsavable(model)
-            except ShardbootError as error:
-                tee.give_up(error)
-                tee = None
+            tee.examine(model)
         _, _, rank = compat.tp_pp_rank()
         notes = self.notes if rank == 0 else NO_NOTES
         notes.line("loading")

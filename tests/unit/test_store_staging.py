@@ -15,10 +15,11 @@ from checkpoints import fill, make_checkpoint, make_key
 from store_contract import deep_verify, left_over
 
 from entrypoint.errors import SpaceError, StagingError
-from entrypoint.store import publish
+from entrypoint.store import order, publish
+from entrypoint.store import sweep as sweeps
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.staging import begin, join
-from entrypoint.store.sweep import orphaned, sweep
+from entrypoint.store.sweep import orphaned, sweep, teed
 
 
 @pytest.fixture
@@ -184,6 +185,35 @@ def test_a_sweep_spares_a_builder_in_another_process(store: DirectoryStore) -> N
         child.send_signal(signal.SIGKILL)
         child.wait()
         assert len(sweep(store.root, -1)) == 1
+
+
+def test_a_tee_lives_with_its_lock_and_what_goes_meanwhile_is_neither_living_nor_left(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.stage("tiny") as staged:
+        order.leave(staged, {"subject": "s"})
+        assert teed(store.root, "another") == ([], [])
+        assert teed(store.root, "s") == ([staged.path], [])
+        staged.disown()
+    assert teed(store.root, "s") == ([], [staged.path])
+    real = sweeps._is_free
+
+    def vanishing(path: Path, *, without_locks: bool) -> bool:
+        staged.give_up()
+        return real(path, without_locks=without_locks)
+
+    monkeypatch.setattr(sweeps, "_is_free", vanishing)
+    assert teed(store.root, "s") == ([], [])
+
+
+def test_an_order_that_nobody_could_read_is_not_left(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order, "MAX_BYTES", 10)
+    with store.stage("tiny") as staged:
+        with pytest.raises(StagingError, match="expected at most 10"):
+            order.leave(staged, {"subject": "long"})
+        assert os.listdir(staged.path) == []
 
 
 def test_what_a_builder_who_died_has_left_is_an_orphan_however_young(

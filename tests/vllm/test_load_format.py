@@ -183,6 +183,27 @@ def test_an_unknown_decision_is_refused() -> None:
         reproduce({n: v for n, v in decided(config).items() if n != "tie_word_embeddings"}, config)
 
 
+def test_a_model_that_is_loaded_again_gets_the_sources_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.config.load import LoadConfig
+
+    from entrypoint.vllm_plugin import compat
+    from entrypoint.vllm_plugin.tee_format import ShardbootTee
+
+    source = SimpleNamespace(get_all_weights=lambda model_config, model: [model_config, model])
+    monkeypatch.setattr(compat, "source_loader", lambda *_: source)
+    told = {"staging": "/s", "source_format": "auto", "boot": "b", "state": "/t"}
+    again = ShardbootTee(LoadConfig(model_loader_extra_config=told))
+    assert again.get_all_weights("config", model := torch_module()) == ["config", model]
+
+
+def torch_module() -> Any:
+    import torch
+
+    return torch.nn.Module()
+
+
 REGISTER = """
 import json, sys
 from entrypoint.vllm_plugin import register

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.fragment import fragment_name
 from entrypoint.errors import SaveError
 from entrypoint.state.ledger import Ledger
+from entrypoint.state.rejections import Rejections
+from entrypoint.store import order as orders
 from entrypoint.store import staging as stagings
-from entrypoint.store.staging import ORDER, UNCLAIMED
+from entrypoint.store.order import ORDER
 from entrypoint.vllm_plugin import compat, tee
 from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.tee import Tee
@@ -25,6 +30,7 @@ from entrypoint.vllm_plugin.tee import Tee
 pytestmark = pytest.mark.vllm
 
 MODEL = torch.nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
+KEY = "c" * 64
 PYTHON = sys.executable
 FINISHED = 'import json; print(json.dumps({"status": "ok", "name": "made"}))'
 
@@ -36,14 +42,15 @@ class Server:
         self.patch, self.state = patch, room / "state"
         (room / "store").mkdir()
         with stagings.begin(room / "store", "tiny") as staging:
-            order: dict[str, object] = {
+            order: dict[str, Json] = {
                 "world": 2,
                 "size_per_file": 1 << 30,
                 "dir_mode": 0o750,
                 "file_mode": 0o640,
+                "save_timeout": 60.0,
+                "key_by_config": KEY,
             }
-            staging.write_file(UNCLAIMED, b"")
-            staging.write_file(ORDER, json.dumps(order).encode())
+            orders.leave(staging, order)
             staging.disown()
         self.path = staging.path
         self.lines: list[str] = []
@@ -63,15 +70,23 @@ class Server:
         path.chmod(0o755)
         self.patch.setattr("sys.executable", str(path))
 
+    def orders(self, **changes: object) -> None:
+        """Have the order say something else."""
+        path = self.path / ORDER
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
     def hear(self, text: str, *words: object) -> None:
         self.lines.append(text % words)
 
     def memory(self, free: int) -> None:
         self.patch.setattr(tee, "free_bytes", lambda: free)
 
-    def rank(self, number: int) -> Tee:
+    def join(self, number: int) -> Tee | None:
         self.patch.setattr(compat, "tp_pp_rank", lambda: (2, 1, number))
-        found = Tee.join(str(self.path), Notes(self.state, "b"), 0)
+        return Tee.join(str(self.path), Notes(self.state, "b"), 0)
+
+    def rank(self, number: int) -> Tee:
+        found = self.join(number)
         assert found is not None
         return found
 
@@ -148,8 +163,7 @@ def test_what_another_user_has_begun_is_left_alone(
 
 
 def test_no_word_in_staging_is_a_program_that_anybody_runs(server: Server, tmp_path: Path) -> None:
-    order = json.loads((server.path / ORDER).read_text())
-    (server.path / ORDER).write_text(json.dumps(order | {"interpreter": "/bin/false"}))
+    server.orders(interpreter="/bin/false")
     for rank in (0, 1):
         server.rank(rank).take(MODEL, None)
     assert (tmp_path / "ran").exists()
@@ -172,3 +186,85 @@ def test_a_finisher_that_dies_ends_the_tee(server: Server, tmp_path: Path) -> No
         server.rank(rank).take(MODEL, None)
     assert "ended with status" in server.lines[-1]
     assert not server.path.exists()
+
+
+def test_a_finisher_that_takes_too_long_is_ended_with_the_tee(
+    server: Server, tmp_path: Path
+) -> None:
+    server.finisher(tmp_path, "import signal; signal.pause()")
+    server.orders(save_timeout=0)
+    for rank in (0, 1):
+        server.rank(rank).take(MODEL, None)
+    (line,) = Ledger(server.state).entries()
+    assert (line["event"], line["reason"]) == ("tee.failed", "save.timeout")
+    assert not server.path.exists()
+
+
+@pytest.mark.parametrize(
+    "order", ["{", "[]", "{}", '{"dir_mode": "x"}', "9" * 5000, " " * (orders.MAX_BYTES + 1)]
+)
+def test_a_rank_that_cannot_take_part_ends_the_tee_and_no_server(
+    server: Server, order: str
+) -> None:
+    (server.path / ORDER).write_text(order)
+    assert server.join(1) is None
+    assert server.events() == ["tee.failed"]
+    assert not server.path.exists()
+
+
+@pytest.mark.parametrize("error", [AttributeError, KeyError, MemoryError, RuntimeError, ValueError])
+def test_whatever_goes_wrong_with_a_state_ends_the_tee_and_no_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(_: object) -> None:
+        raise error("odd")
+
+    monkeypatch.setattr(tee, "decided", fail)
+    server.rank(0).take(MODEL, None)
+    (line,) = Ledger(server.state).entries()
+    assert (line["event"], line["reason"]) == ("tee.failed", "save.failed")
+    assert error.__name__ in str(line["text"])
+    assert not server.path.exists()
+
+
+def test_no_rank_waits_for_a_lock(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(fcntl, "flock", lambda _, kind: asked.append(kind))
+    server.rank(0)
+    assert asked == [fcntl.LOCK_SH | fcntl.LOCK_NB]
+
+
+def test_the_copy_is_free_before_all_are_committed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[weakref.ref[torch.Tensor]] = []
+    real = tee.copied
+
+    def copied(state: tee.State) -> tee.State:
+        made = real(state)
+        copies.extend(weakref.ref(tensor) for tensor in made.values())
+        return made
+
+    held: list[bool] = []
+    monkeypatch.setattr(tee, "copied", copied)
+    monkeypatch.setattr(
+        Tee, "_finish", lambda _: held.extend(copy() is not None for copy in copies)
+    )
+    for rank in (0, 1):
+        server.rank(rank).take(MODEL, None)
+    assert held == [False, False]
+
+
+def test_a_model_that_has_no_state_is_remembered_as_a_save_would(server: Server) -> None:
+    rank = server.rank(0)
+    rank.examine(torch.nn.Linear(2, 2, device="meta"))
+    rank.take(MODEL, None)
+    assert server.events() == ["tee.failed"]
+    found = Rejections(server.state).find(KEY)
+    assert found is not None
+    assert found.kind == "save.meta-tensor"
+
+
+def test_what_says_nothing_of_the_model_is_not_remembered(server: Server) -> None:
+    server.rank(0).give_up(SaveError("full", reason="space.short"))
+    assert Rejections(server.state).find(KEY) is None
