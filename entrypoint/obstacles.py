@@ -12,6 +12,9 @@ from entrypoint.engine.resolution import Resolution
 from entrypoint.model.identity import Identity, key_by_config
 from entrypoint.model.source import SourceView
 from entrypoint.plan import Obstacle
+from entrypoint.state import process, stops
+from entrypoint.state.attempts import tees_died
+from entrypoint.state.ledger import Ledger
 from entrypoint.state.rejections import Rejections
 
 OWN_LOADERS = ("auto", "hf", "safetensors")
@@ -129,7 +132,15 @@ def unteeable(settings: Settings, resolution: Resolution) -> Obstacle | None:
         return Obstacle("tee.proof", text)
     if settings.publish:
         return Obstacle("tee.publish", "it is published before it is served: saved at once")
-    return None
+    if settings.on_miss != "tee":
+        # Nobody asks: the ledger need not be read for it.
+        return None
+    entries = [*Ledger(settings.state_dir).recent(), *stops.told(settings.state_dir)]
+    died = tees_died(entries, resolution.family["family"], process.is_alive)
+    if died < settings.quarantine_after:
+        return None
+    text = f"{died} boots in a row died while they saved on the way: saved before vLLM starts"
+    return Obstacle("tee.died", text)
 
 
 def _unsavable_before(

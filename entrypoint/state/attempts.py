@@ -64,6 +64,34 @@ def failures_in_row(
     return count
 
 
+_TEE_ENDED: Final = frozenset({"tee.done", "tee.failed", "serving", "healthy"})
+
+
+def tees_died(
+    entries: Iterable[Entry], family: Json, is_alive: Callable[[Json, Json], bool]
+) -> int:
+    """Return how many of a family's latest boots that saved on the way died of it, in a row.
+
+    They began to load, and neither served, nor gave the save up, nor were told to stop. Whatever
+    boot of the host they were on: it may have fallen with them. Those still at it, and those that
+    never came to loading, are passed over. `entries` as for `failures_in_row`.
+    """
+    attempts: dict[str, _Attempt] = {}
+    for entry in entries:
+        event, boot = str(entry.get("event")), str(entry.get("boot"))
+        if event == "attempt" and entry.get("action") == "tee" and entry.get("family") == family:
+            attempts[boot] = _Attempt(entry)
+        elif boot in attempts:
+            attempts[boot].events.add(event)
+    count = 0
+    for attempt in reversed(attempts.values()):
+        if attempt.events & _TEE_ENDED:
+            break
+        if "loading" in attempt.events and "stopped" not in attempt.events:
+            count += not is_alive(*attempt.process)
+    return count
+
+
 _SERVED: Final = frozenset({"serving", "healthy"})
 _EXCUSED: Final = frozenset({"stopped", "fell-back"})
 CACHES_RENEWED: Final = "caches-renewed"

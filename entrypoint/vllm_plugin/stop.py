@@ -60,5 +60,5 @@ def loader_settings(argv: Sequence[str]) -> Mapping[str, Any] | None:
         settings = json.loads(argv[places[-1] + 1])
     except ValueError:
         return None
-    ours = isinstance(settings, dict) and {"manifest", "boot", "state"} <= settings.keys()
+    ours = isinstance(settings, dict) and {"boot", "state"} <= settings.keys()
     return settings if ours else None

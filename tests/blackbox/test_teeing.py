@@ -14,7 +14,8 @@ from checkpoints import TENSORS, make_key, shards
 from store_contract import deep_verify
 
 from entrypoint.checkpoint.fragment import fragment_name
-from entrypoint.store.staging import ORDER
+from entrypoint.state.ledger import Ledger
+from entrypoint.store.order import ORDER
 
 TEE = {"SHARDBOOT_ON_MISS": "tee"}
 
@@ -90,6 +91,16 @@ def test_a_second_server_leaves_it_to_the_first_and_a_dead_one_is_swept(house: H
     third = house.serve(**TEE)
     (begun,) = staged(house.local)
     assert third.loader["staging"] == str(begun) != str(staging)
+
+
+def test_where_boots_died_of_it_the_next_one_saves_before_vllm_starts(house: House) -> None:
+    house.serve(**TEE)
+    few = TEE | {"SHARDBOOT_QUARANTINE_AFTER": "1"}
+    assert house.plan(**few)["action"] == "tee"
+    Ledger(house.state).append({"boot": house.attempts[-1]["boot"], "event": "loading"})
+    plan = house.plan(**few)
+    assert (plan["action"], plan["reason"]) == ("save", "tee.died")
+    assert house.plan(**TEE)["action"] == "tee"
 
 
 def test_without_room_the_source_is_served_and_nothing_is_begun(house: House) -> None:

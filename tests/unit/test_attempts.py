@@ -13,6 +13,7 @@ from entrypoint.state.attempts import (
     distrust,
     failures_in_row,
     has_served,
+    tees_died,
     uses,
 )
 
@@ -182,3 +183,29 @@ def test_caches_are_known_to_serve_by_a_boot_that_served_with_them() -> None:
     assert not has_served([*ledger(SERVING), RENEWED], "m")
     again = ledger(SERVING, SERVING)
     assert has_served([*again[:4], RENEWED, *again[4:]], "m")
+
+
+@pytest.mark.parametrize(
+    ("boots", "expected"),
+    [
+        pytest.param((), 0, id="none yet"),
+        pytest.param((FAILED, SERVED), 2, id="died while loading, or after it"),
+        pytest.param((SERVED, SERVING, SERVED), 1, id="one that served ends the row"),
+        pytest.param((SERVED, (*SERVED, "healthy")), 0, id="seen to be healthy"),
+        pytest.param((SERVED, (*SERVED, "tee.failed")), 0, id="given up, and no harm done"),
+        pytest.param((SERVED, (*SERVED, "tee.done")), 0, id="done"),
+        pytest.param((SERVED, TOLD, NEVER_LOADED), 1, id="a stop, and bad flags, tell nothing"),
+        pytest.param((SERVING, TOLD), 0, id="a rollout aborted"),
+    ],
+)
+def test_boots_that_died_while_they_saved_on_the_way(
+    boots: tuple[tuple[str, ...], ...], expected: int
+) -> None:
+    entries: list[dict[str, Json]] = []
+    for entry in ledger(*boots):
+        told: dict[str, Json] = {"action": "tee", "family": "f", "manifest": None}
+        entries.append(entry | told if entry["event"] == "attempt" else entry)
+    assert tees_died(entries, "f", dead) == expected
+    assert tees_died(entries, "another", dead) == 0
+    assert tees_died(entries, "f", lambda *_: True) == 0
+    assert tees_died(ledger(*boots), "f", dead) == 0

@@ -129,6 +129,9 @@ def test_a_worker_that_is_ended_leaves_none_since_another_may_have_died(tmp_path
     assert stops.told(tmp_path) == []
 
 
+TEE = {"staging": "/s", "source_format": "auto", "boot": "b", "state": "/t"}
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
@@ -138,6 +141,7 @@ def test_a_worker_that_is_ended_leaves_none_since_another_may_have_died(tmp_path
         (["vllm", LOADER_CONFIG, "[]"], None),
         (["vllm", LOADER_CONFIG, '{"distributed": true}'], None),
         (["vllm", LOADER_CONFIG, "{}", LOADER_CONFIG, json.dumps(OURS), "-x"], OURS),
+        (["vllm", LOADER_CONFIG, json.dumps(TEE)], TEE),
     ],
 )
 def test_only_what_boot_says_is_listened_to(argv: list[str], expected: object) -> None:
