@@ -108,7 +108,8 @@ def test_a_tensor_of_another_shape_is_met_by_loading_the_source_in_the_same_proc
     manifest = reshape_one_tensor(node.checkpoint)
     served = node.boot()
     assert served.answer == first.answer
-    assert node.events()[-4:] == ["attempt", "loading", "objection", "fell-back"]
+    told = ["attempt", "loading", "objection", "fell-back", "serving"]
+    assert node.events()[-5:] == told
     again = node.plan()
     assert (again["action"], again["reason"]) == ("serve-source", "local.unfit")
     assert "the model has" in again["findings"]["local"]["reason"]

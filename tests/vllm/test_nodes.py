@@ -165,7 +165,7 @@ def test_a_node_without_http_is_known_by_its_own_loaders_notes(
     assert [each["phase"] for each in first.health] == ["serving", "serving"]
     assert [each["pid"] for each in first.health] == first.pids
     for node in range(2):
-        assert cluster.notes(node)[:3] == ["attempt", "loading", "loaded"]
+        assert cluster.notes(node)[:4] == ["copy.done", "attempt", "loading", "loaded"]
 
 
 @pytest.mark.long

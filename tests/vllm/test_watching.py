@@ -84,7 +84,10 @@ def test_a_boot_is_watched_from_its_start_until_vllm_serves(unit: Unit) -> None:
         assert said.endswith(f"serving: saved on https://127.0.0.1:{unit.port}\n")
         status, found = unit.health()
         assert (status, found["phase"], found["pid"]) == (0, "serving", server.process.pid)
-    assert events(unit) == ["attempt", "loading", "loaded", "healthy"]
+    assert events(unit) == [
+        *("source-loaded", "save.done"),
+        *("attempt", "loading", "loaded", "serving", "healthy"),
+    ]
     status, found = unit.health()
     assert (status, found["phase"]) == (1, "stopped")
 
