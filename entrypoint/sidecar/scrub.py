@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from entrypoint.checkpoint.inspect import examine
 from entrypoint.checkpoint.manifest import FileEntry, Manifest
+from entrypoint.errors import ShardbootError
 from entrypoint.sidecar.choice import to_scrub
 from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.node import Node, now
@@ -30,22 +31,28 @@ class Scrub:
 
     def __init__(self, node: Node) -> None:
         self._node, self._scrubbed = node, Done(node.boot.memory, "scrubbed")
+        self._failed: dict[str, float] = {}
 
     def run(self) -> Iterator[float]:
         """Read one checkpoint in full: whose last scrub is longest ago, if that is due.
 
-        Damage is remembered, so that boots copy or save it anew. Raises: OSError.
+        Damage is remembered, so that boots copy or save it anew; what cannot be read is not, since
+        it may be later. Raises: OSError naming the file; StoreError; NotFoundError; ManifestError.
         """
         node = self._node
         here = node.seen("local")
-        times = {each.digest: self._scrubbed.when(each.digest) for each in here if each.digest}
+        times = {
+            each.digest: max(self._scrubbed.when(each.digest), self._failed.get(each.digest, 0.0))
+            for each in here
+            if each.digest
+        }
         chosen = to_scrub(here, times, now(), node.settings.scrub_interval)
         if chosen is not None:
             try:
                 yield from self._read(find_by_name(node.local, chosen.name))
-            except OSError:
+            except (ShardbootError, OSError):
                 # Who cannot be read must not keep the others from their turn.
-                self._scrubbed.put_off(chosen.digest, now())
+                self._failed[chosen.digest] = now()
                 raise
             self._scrubbed.note(chosen.digest, now())
         sound = [self._scrubbed.when(each.digest) for each in here if each.state == COMPLETE]
@@ -80,7 +87,7 @@ def read_through(
     """Compare every byte for `ranks` with the manifest; return discrepancies, in words.
 
     Yields after each piece how long to rest, so that it is no more than `rate` bytes a second.
-    Raises: OSError.
+    Raises: OSError naming the file.
     """
     shallow = examine(directory, manifest, ranks, known={})
     if shallow.discrepancies:
@@ -95,12 +102,10 @@ def read_through(
                 yield max(0.0, len(piece) / rate - (time.monotonic() - began))
                 began = time.monotonic()
         except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            wrong.append(f"{entry.path}: the disk cannot read it: {error.strerror}")
-        else:
-            if str(hasher.hexdigest()) != entry.blake3:
-                wrong.append(f"{entry.path}: BLAKE3 is not the one in the manifest")
+            path = f"{directory}/{entry.path}"
+            raise OSError(error.errno, error.strerror, path) from error
+        if str(hasher.hexdigest()) != entry.blake3:
+            wrong.append(f"{entry.path}: BLAKE3 is not the one in the manifest")
     return tuple(wrong)
 
 

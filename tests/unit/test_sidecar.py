@@ -12,14 +12,24 @@ import pytest
 from checkpoints import make_checkpoint, make_key
 
 from entrypoint.checkpoint.digest import Json
-from entrypoint.config import Prove
+from entrypoint.config import Prove, resolve
 from entrypoint.errors import Interrupted, StoreError
+from entrypoint.log import Log
 from entrypoint.sidecar import scrub
 from entrypoint.sidecar.choice import Fetch, Past, to_fetch, to_publish, to_scrub
 from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.history import counted
 from entrypoint.sidecar.loop import Job, next_due, patience
-from entrypoint.sidecar.view import DAMAGED, REJECTED, UNREADABLE, Manifests, Seen, see_local
+from entrypoint.sidecar.node import Node
+from entrypoint.sidecar.view import (
+    COMPLETE,
+    DAMAGED,
+    REJECTED,
+    UNREADABLE,
+    Manifests,
+    Seen,
+    see_local,
+)
 from entrypoint.state.memory import Memory
 from entrypoint.store.directory import DirectoryStore
 
@@ -399,3 +409,23 @@ def test_a_scrub_finds_a_flipped_bit_whatever_the_file_system_can(
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     _, wrong = read_through(tmp_path, rate=1 << 40)
     assert wrong == (f"{path.name}: BLAKE3 is not the one in the manifest",)
+
+
+def test_what_cannot_be_read_now_is_not_damaged_and_does_not_count_as_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    make_checkpoint(tmp_path / "local")
+    flags = {"local_dir": str(tmp_path / "local"), "state_dir": str(tmp_path / "state")}
+    node = Node(resolve(flags, {}), {}, Log("sidecar"))
+    node.look()
+    job = scrub.Scrub(node)
+    monkeypatch.setattr(scrub, "_read", fail)
+    with pytest.raises(OSError, match=r"Input/output error: '.*model-rank-0-part-0"):
+        list(job.run())
+    node.look()
+    assert [each.state for each in node.seen("local")] == [COMPLETE]
+    assert list(job.run()) == []
+    assert node.sight.scrubbed == 0.0
