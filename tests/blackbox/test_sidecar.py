@@ -243,7 +243,7 @@ def test_it_keeps_neither_descriptors_nor_threads_over_many_rounds(
     with sidecar(house, *always) as running:
         before = running.wait_until(rounds, 20)
         kept = running.keeps()
-        after = running.wait_until(rounds, before[rounds] + 200)
+        after = running.wait_until(rounds, before[rounds] + 60)
         running.wait_until_it_has(*kept)
         grown = after["process_resident_memory_bytes"] - before["process_resident_memory_bytes"]
         print(f"{after[rounds] - before[rounds]:.0f} rounds, {grown / 1024:.0f} KiB more")
