@@ -29,15 +29,16 @@ RUN if ! getent passwd 2000; then useradd --no-log-init --create-home --uid 2000
 ARG EXTRAS=
 # Into the Python behind `vllm`, whose plugins it must be one of. The bytecode does not go by the
 # time of its source, which some builders set back. What else has none there gets it, too: only root
-# could write it later, and without it each of vLLM's processes takes 2.5 times as long to import.
+# could write it later, and without it each of vLLM's processes takes 2.5 times as long to import. But
+# that is checked against its source: an image on top of this one may change it.
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python="$(sed -n '1s/^#!//p' "$(command -v vllm)")" \
     && "$python" -m pip install --no-cache-dir --disable-pip-version-check \
         --root-user-action=ignore "$(echo /wheels/*.whl)${EXTRAS:+[$EXTRAS]}" \
     && package="$("$python" -I -c 'import entrypoint; print(entrypoint.__path__[0])')" \
-    && "$python" -m compileall -q -f --invalidation-mode unchecked-hash "$package" \
-    && { "$python" -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+    && { "$python" -m compileall -qq -j 0 --invalidation-mode checked-hash \
         "$(dirname "$package")" || echo 'some of it is no Python'; } \
+    && "$python" -m compileall -q -f --invalidation-mode unchecked-hash "$package" \
     && shardboot --version
 
 ARG VLLM_IMAGE
