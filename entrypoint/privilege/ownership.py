@@ -180,7 +180,7 @@ def _guards_names(status: os.stat_result, user: User) -> bool:
 def _is_link(name: str, directory: int) -> bool:
     try:
         return stat.S_ISLNK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -282,6 +282,13 @@ def test_root_that_stays_root_works_beside_no_planted_link(place: Path, name: st
 
 
 @needs_root
+def test_a_file_in_the_way_is_no_link(place: Path) -> None:
+    store = directory(place / "store")
+    (store / "memory").write_text("")
+    assert checked(store) == []
+
+
+@needs_root
 def test_root_that_stays_root_follows_its_own_links_alone(place: Path) -> None:
     store = directory(place / "store")
     (place / "ours").symlink_to(store)
