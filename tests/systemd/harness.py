@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -65,8 +65,8 @@ def mounts() -> list[Path]:
     return [path for path in wanted if not any(other in path.parents for other in wanted)]
 
 
-def debian(root: Path) -> None:
-    """Make a Debian with systemd, and podman's generator of units.
+def debian(root: Path, *more: str) -> None:
+    """Make a Debian with systemd, podman's generator of units, and more packages.
 
     Skips, with the reason, where that cannot be.
     """
@@ -78,7 +78,8 @@ def debian(root: Path) -> None:
     # Nobody needs this Debian after a power loss.
     (root / "etc/dpkg/dpkg.cfg.d").mkdir(parents=True)
     (root / "etc/dpkg/dpkg.cfg.d/unsafe").write_text("force-unsafe-io\n")
-    bootstrap = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(root)]
+    packages = ",".join([PACKAGES, *more])
+    bootstrap = ["debootstrap", "--variant=minbase", f"--include={packages}", SUITE, str(root)]
     for command in (bootstrap, ["chroot", str(root), "sh", "-euc", QUADLET]):
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode != 0:
@@ -101,8 +102,11 @@ class Machine:
         self.install()
         self.rules()
 
-    def boot(self) -> None:
-        """Boot for the first time; skips, with the reason, where that cannot be."""
+    def boot(self, options: Sequence[str] = ()) -> None:
+        """Boot for the first time; skips, with the reason, where that cannot be.
+
+        `options` are podman's.
+        """
         disks = {self.opt: OPT, self.data: DATA, self.shared: SHARED, self.models: "/models"}
         words = [
             "--detach",
@@ -114,7 +118,7 @@ class Machine:
             *limits(),
         ]
         # The units' sandboxes are made of mounts.
-        words += ["--cap-add", "SYS_ADMIN"]
+        words += ["--cap-add", "SYS_ADMIN", *options]
         for outside, inside in disks.items():
             words += ["--volume", f"{outside}:{inside}"]
         for path in mounts():
@@ -239,11 +243,11 @@ class Machine:
 
 
 @contextlib.contextmanager
-def booted(root: Path, room: Path) -> Iterator[Machine]:
+def booted(root: Path, room: Path, options: Sequence[str] = ()) -> Iterator[Machine]:
     """Yield a machine that runs until the block ends."""
     machine = Machine(root, room)
     try:
-        machine.boot()
+        machine.boot(options)
         yield machine
     finally:
         machine.close()
