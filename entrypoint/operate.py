@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, assert_never
 
 import click
 
-from entrypoint import compiled, steps, turns
+from entrypoint import compiled, proving, steps, turns
 from entrypoint.assess import Assessment, Boot, assess, doubted
 from entrypoint.boot import failures_so_far, given_up, past
 from entrypoint.checkpoint.digest import Json
@@ -168,7 +168,7 @@ def push(ctx: click.Context, /, output: str, **flags: Any) -> None:
 def prove(ctx: click.Context, /, output: str, **flags: Any) -> None:
     """Prove that the local checkpoint loads to the source's state. Exit 51 if it does not."""
     this = new_boot(flags, ctx.obj["words"], ctx.obj["environ"])
-    manifest = steps.prove_here(this, assess(this))
+    manifest = proving.prove_here(this, assess(this))
     value: Json = {"checkpoint": {"name": manifest.name}, "proved": True}
     emit(output, value, f"{manifest.name}: loads to the source's state")
 

@@ -20,24 +20,19 @@ from entrypoint.errors import (
     ConfigError,
     ManifestError,
     NotFoundError,
-    OwnershipError,
-    ProofError,
-    RefusedError,
     ShardbootError,
     StagingError,
     StoreError,
 )
 from entrypoint.log import human_bytes
-from entrypoint.obstacles import one_of_many, proof_needed
-from entrypoint.plan import Action, decide, in_words
+from entrypoint.obstacles import proof_needed
+from entrypoint.plan import Action, decide
 from entrypoint.progress import Progress
 from entrypoint.state.ledger import Ledger
-from entrypoint.state.proofs import Proofs
-from entrypoint.state.rejections import Rejections
 from entrypoint.store import lock
 from entrypoint.store.base import CheckpointStaging, CheckpointStore
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.look import find_by_name, manifest_of
+from entrypoint.store.look import manifest_of
 
 if TYPE_CHECKING:
     from entrypoint.assembly import Subject
@@ -338,58 +333,6 @@ def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
             space.require_room(store.root, needed, space.Limits(boot.settings.reserve_bytes))
         source = assessment.local_store
         return transport(boot, source, staging, manifest, ranks, "push", store.where)
-
-
-def prove_here(boot: Boot, assessment: Assessment) -> Manifest:
-    """Prove the local checkpoint that fits, and remember it by its manifest.
-
-    Raises: ProofError, after the checkpoint has been rejected; NotFoundError; OwnershipError;
-    RefusedError on one of many nodes.
-    """
-    from entrypoint import prover  # noqa: PLC0415 - a hit does not need it
-
-    resolution, settings = assessment.resolution, boot.settings
-    if resolution is not None and resolution.nnodes > 1:
-        why = one_of_many(resolution)
-        raise RefusedError(why.text, reason=why.reason, code=why.exit_code)
-    local = assessment.situation.local
-    if resolution is None or not isinstance(local, (Complete, Rejected)):
-        msg = f"there is no local checkpoint to prove: {in_words('local', local)}"
-        raise NotFoundError(msg, hint="`shardboot save` makes one, and proves it")
-    name = local.manifest.name if isinstance(local, Complete) else local.name
-    store = assessment.local_store
-    manifest = find_by_name(store, name)
-    if set(manifest.layout.ranks) - set(held := store.ranks(manifest)):
-        msg = f"{name}: the local store has {manifest.layout.in_words(held)} only"
-        raise NotFoundError(msg, hint="a proof loads all: `shardboot pull` them first")
-    with store.stage(name) as work:
-        bench = prover.Bench(
-            engine=assessment.engine,
-            words=boot.words,
-            environ=boot.environ,
-            resolution=resolution,
-            work=work.path,
-            logs=settings.state_dir / "logs",
-            timeout=settings.save_timeout,
-            say=lambda text: boot.log.line("prove", text),
-        )
-        try:
-            proof = prover.prove(bench, store.path(name), manifest, None)
-        except ProofError as error:
-            if error.reason == ProofError.reason:
-                Rejections(settings.state_dir).add(manifest.content, "unproven", str(error))
-            raise
-    rejections = Rejections(settings.state_dir)
-    earlier = rejections.find(manifest.content)
-    try:
-        Proofs(settings.state_dir).add(manifest.content, proof)
-        if earlier is not None and earlier.kind == "unproven":
-            rejections.remove(manifest.content)
-    except OSError as error:
-        msg = f"{settings.state_dir}: the proof cannot be kept there: {error.strerror}"
-        hint = "run as the service user, or name another --state-dir"
-        raise OwnershipError(msg, hint=hint) from None
-    return manifest
 
 
 def wanted_checkpoint(boot: Boot, assessment: Assessment) -> Manifest:

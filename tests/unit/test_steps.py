@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from checkpoints import make_checkpoint, make_key
 
-from entrypoint import prover, steps
+from entrypoint import prover, proving, steps
 from entrypoint.assess import Assessment, Boot
 from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Finding, Rejected
 from entrypoint.config import resolve
@@ -73,7 +73,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Boot, Assess
 
 def test_a_proof_is_kept_and_takes_the_rejection_back(bench: tuple[Boot, Assessment]) -> None:
     state = bench[0].settings.state_dir
-    manifest = steps.prove_here(*bench)
+    manifest = proving.prove_here(*bench)
     assert Proofs(state).find(manifest.content) == {"items": 1}
     assert Rejections(state).find(manifest.content) is None
 
@@ -82,7 +82,7 @@ def test_a_proof_that_cannot_be_kept_is_an_error_of_ours(bench: tuple[Boot, Asse
     state = bench[0].settings.state_dir
     (state / "proofs").write_text("no directory")
     with pytest.raises(OwnershipError, match=f"{state}: the proof cannot be kept") as caught:
-        steps.prove_here(*bench)
+        proving.prove_here(*bench)
     assert "service user" in caught.value.hint
 
 

@@ -16,7 +16,7 @@ import pytest
 from checkpoints import make_checkpoint
 from store_contract import deep_verify, left_over
 
-from entrypoint import steps
+from entrypoint import proving, steps
 from entrypoint.assess import Assessment, Boot, rejections_by
 from entrypoint.checkpoint.finding import (
     Absent,
@@ -352,7 +352,7 @@ def test_a_proof_of_some_ranks_is_refused_and_rejects_nothing(
     copy(boot, shared, local, manifest, [2, 3])
     unproved = Rejected(manifest.name, "unproved", "never proved")
     with pytest.raises(NotFoundError, match=r"the local store has ranks 2-3 of 4 only"):
-        steps.prove_here(boot, assessed(shared, local, range(4), unproved))
+        proving.prove_here(boot, assessed(shared, local, range(4), unproved))
     assert not (boot.settings.state_dir / "rejections").exists()
 
 
