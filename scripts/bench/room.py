@@ -50,6 +50,7 @@ class Room:
         self.model = directory / "model"
         make_model("dense", self.model, hidden=hidden, layers=layers)
         self.local, self.shared = directory / "checkpoints", directory / "shared"
+        self.shared.mkdir()
         self.state = directory / "state"
         self.words = [str(self.model), *FLAGS, "-tp", str(tp)]
         self.environ = environment(tp) | {
