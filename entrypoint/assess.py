@@ -15,6 +15,7 @@ from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.config import Settings
 from entrypoint.engine.executable import Executable, find
 from entrypoint.engine.resolution import Resolution, WordsRefused, resolve, untried
+from entrypoint.launch import Seat
 from entrypoint.log import Log
 from entrypoint.model.bounded import within
 from entrypoint.model.source import SourceView, StandIn
@@ -28,12 +29,14 @@ from entrypoint.store.base import CheckpointStore, open_store
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import Bounds, Wanted, look
 
+EXEC: Final = Seat()
+
 
 class Boot(NamedTuple):
     """One boot: what it was told, and where it keeps what must outlive it.
 
     `status` says what it is at. `umask` is the one it was started with, and vLLM gets; None where
-    it was not touched.
+    it was not touched. `seat` is where vLLM will run.
     """
 
     settings: Settings
@@ -42,6 +45,7 @@ class Boot(NamedTuple):
     log: Log
     status: Reporter
     umask: int | None = None
+    seat: Seat = EXEC
 
     @property
     def memory(self) -> Memory:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -26,6 +26,7 @@ from entrypoint.state import process, stops
 from entrypoint.state.attempts import Entry, delay_seconds, failures_in_row
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.rejections import Rejections
+from entrypoint.state.status import Server
 from entrypoint.store import lock
 from entrypoint.store.look import remember_look
 
@@ -63,14 +64,29 @@ def serve(boot: Boot) -> NoReturn:
     words = list(boot.words)
     if action.kind == "reuse":
         words = _held(boot, assessment, action)
-        environ = compiled.give(boot, action, with_plugin(environ))
+        environ = {**compiled.give(boot, action, with_plugin(environ))}
+        if _forks(boot, assessment):
+            environ |= launch.preloading(assessment.resolution)
     if action.kind == "tee":
         words = _teeing(boot, assessment, action)
         environ = with_plugin(environ)
     boot.log.line(action.reason, _sentence(action), action=action.kind)
+    _become(boot, action, assessment, taken, (assessment.engine.path, words, environ))
+
+
+def _become(
+    boot: Boot,
+    action: Action,
+    assessment: Assessment | None,
+    taken: Sequence[str],
+    vllm: tuple[str, Sequence[str], Mapping[str, str]],
+) -> NoReturn:
+    """Note what will be served, in which process, and have vLLM begin there."""
+    path, words, environ = vllm
+    boot.status.know(server=Server.of(boot.seat.take()))
     boot.status.phase("starting", **_facts(action, taken))
     _note(boot, action, assessment, taken)
-    launch.become(assessment.engine.path, ["serve", *words], environ, boot.umask)
+    boot.seat.become(path, ["serve", *words], environ, boot.umask)
 
 
 def _held(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
@@ -89,10 +105,21 @@ def _held(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
         loader["headless"] = True
     if assessment.situation.has_source:
         loader["source"] = assessment.source.here.directory or assessment.resolution.model_word
+    if _forks(boot, assessment):
+        loader["fork"] = True
     if boot.settings.prefetch:
         ranks = assessment.resolution.ranks
         loader["reader"] = readahead.start(Path(action.path), action.manifest, ranks)
     return launch.checkpoint_words(assessment.resolution, boot.words, action.path, loader)
+
+
+def _forks(boot: Boot, assessment: Assessment) -> bool:
+    """Whether vLLM is to import once, and fork its other processes."""
+    assert assessment.resolution is not None
+    resolution, wish = assessment.resolution, boot.settings.single_import
+    if resolution.preload is None:
+        return False
+    return wish == "yes" or (wish == "auto" and resolution.key.platform.startswith("cpu"))
 
 
 def _teeing(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
@@ -328,7 +355,5 @@ def fall_back(boot: Boot, reason: str, text: str) -> NoReturn:
     """Become vLLM with the user's own words, untouched, for this reason. Raises: ExecError."""
     action = Action("serve-source", reason, text)
     boot.log.line(reason, text)
-    boot.status.phase("starting", **_facts(action))
-    _note(boot, action, None)
     vllm = locate(boot.settings.vllm, boot.environ)
-    launch.become(vllm, ["serve", *boot.words], boot.environ, boot.umask)
+    _become(boot, action, None, (), (vllm, boot.words, boot.environ))

@@ -53,6 +53,12 @@ class Settings(NamedTuple):
     prefetch: bool
     checkpoint: str | None
     log_format: Literal["auto", "text", "json"]
+    single_import: Literal["auto", "yes", "no"]
+    standby: bool
+    max_restarts: int
+    restart_delay: float
+    hang_timeout: float
+    stop_timeout: float
     listen: Place
     watch_interval: float
     follow: bool
@@ -203,6 +209,47 @@ OPTIONS: tuple[Option, ...] = (
         spelling.one_of("auto", "text", "json"),
         "lines for people, with bars on a terminal (auto), never with bars (text), or JSON lines",
         "auto|text|json",
+    ),
+    Option(
+        "single_import",
+        "auto",
+        spelling.one_of("auto", "yes", "no"),
+        "vLLM imports once on a hit, and forks its engine and workers: on a CPU, always, never",
+        "auto|yes|no",
+    ),
+    Option(
+        "standby",
+        "no",
+        spelling.switch,
+        "stay, with vLLM imported, and start the next server within seconds of a crash",
+    ),
+    Option(
+        "max_restarts",
+        "10",
+        spelling.limit,
+        "with a standby: restarts in a row before it is given up; 0 is no limit",
+        "COUNT",
+    ),
+    Option(
+        "restart_delay",
+        "1min",
+        spelling.seconds,
+        "with a standby: longest delay before a restart; the first is at once",
+        "TIME",
+    ),
+    Option(
+        "hang_timeout",
+        "never",
+        spelling.interval,
+        "with a standby: replace a server that has not answered /health for so long, or never",
+        "TIME",
+    ),
+    Option(
+        "stop_timeout",
+        "30s",
+        spelling.seconds,
+        "with a standby: how long vLLM may take to stop before it is killed",
+        "TIME",
     ),
     *(
         option._replace(is_sidecars=True)

@@ -1,4 +1,4 @@
-"""Becoming vLLM: its words, its environment, and the exec that never returns."""
+"""Becoming vLLM: its words, its environment, its seat, and the exec that never returns."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ def tee_words(
     return [*words, *_loading(TEE_FORMAT, loader), *resolution.append]
 
 
+def preloading(resolution: Resolution | None) -> dict[str, str]:
+    """Return the variables of a vLLM whose other processes are forks: they preload as it does."""
+    libraries = resolution.preload if resolution else None
+    return {"LD_PRELOAD": libraries} if libraries else {}
+
+
 def _loading(load_format: str, loader: Mapping[str, Json]) -> list[str]:
     config = json.dumps(loader, separators=(",", ":"))
     return ["--load-format", load_format, "--model-loader-extra-config", config]
@@ -67,3 +73,17 @@ def become(
     except OSError as error:
         found = os.path.exists(path)
         raise ExecError(f"{path}: cannot be executed: {error.strerror}", found=found) from None
+
+
+class Seat:
+    """The process that is to be vLLM: this very one, by exec. Under a standby it is another."""
+
+    def take(self) -> int:
+        """Return the pid that vLLM will have, so that it can be noted before anything begins."""
+        return os.getpid()
+
+    def become(
+        self, path: str, arguments: Sequence[str], environ: Mapping[str, str], umask: int | None
+    ) -> NoReturn:
+        """Have vLLM begin there. As `become`."""
+        become(path, arguments, environ, umask)

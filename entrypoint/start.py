@@ -156,12 +156,27 @@ def new_boot(
 
     take_credentials(environ)
     settings = read_settings(flags, environ)
-    log = Log(
-        boot.new_boot_id(),
-        as_json=settings.log_format == "json",
-        has_bars=settings.log_format == "auto" and os.isatty(2),
-    )
+    log = _new_log(settings, boot.new_boot_id())
     umask = tighten_umask()
     step_down(settings, environ, log, touches_store=touches_store)
     status = Reporter(settings.state_dir if reports else None, log.boot, address(words, None))
     return Boot(settings, words, dict(environ), log, status, umask)
+
+
+def another(boot: Boot) -> Boot:
+    """Return a boot as this one, with an id, a log and a status of its own."""
+    from entrypoint.boot import new_boot_id  # noqa: PLC0415 - it is there by now
+    from entrypoint.engine.address import address  # noqa: PLC0415
+    from entrypoint.state.reporter import Reporter  # noqa: PLC0415
+
+    log = _new_log(boot.settings, new_boot_id())
+    status = Reporter(boot.settings.state_dir, log.boot, address(boot.words, None))
+    return boot._replace(log=log, status=status)
+
+
+def _new_log(settings: Settings, boot: str) -> Log:
+    return Log(
+        boot,
+        as_json=settings.log_format == "json",
+        has_bars=settings.log_format == "auto" and os.isatty(2),
+    )

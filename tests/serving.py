@@ -108,10 +108,17 @@ class Server(Program):
                 raise ProgramError(f"ended with status {status}:\n{self.last_lines()}")
             if time.monotonic() - self.started > RUN_SECONDS:
                 raise ProgramError(f"no /health in {RUN_SECONDS:.0f} s:\n{self.last_lines()}")
-            with contextlib.suppress(OSError):
-                self._request("/health", None)
+            if self.is_healthy():
                 return time.monotonic() - self.started
             time.sleep(POLL_SECONDS)
+
+    def is_healthy(self) -> bool:
+        """Tell whether /health answers at this moment."""
+        try:
+            self._request("/health", None)
+        except OSError:
+            return False
+        return True
 
     def complete(self, model: str, prompt: str, replica: int | None = None) -> Answer:
         """Return the greedy completion of `prompt`, by a replica if one is meant.

@@ -38,6 +38,8 @@ class Resolution(NamedTuple):
     that keep a speculative draft on its own loader. `model_word` is the user's own.
     `has_own_place`: vLLM loads a hub's model from a directory of the user's choice. `ranks` are
     those whose workers run on this one of `nnodes` nodes; none where `unplaced` says why.
+    `preload` is LD_PRELOAD as vLLM sets it for processes that it spawns; None where it was not
+    asked for that.
     """
 
     key: Key
@@ -58,6 +60,7 @@ class Resolution(NamedTuple):
     has_other_config: bool
     kind: Mapping[str, bool]
     server: Address
+    preload: str | None = None
 
     @property
     def unruled(self) -> str:
@@ -285,6 +288,7 @@ def _read(
         has_other_config=bool(model.get("hf_config_path")),
         kind={name: value for name, value in kind.items() if isinstance(value, bool)},
         server=address(words, cast("Mapping[str, Json] | None", answer.get("server"))),
+        preload=cast("str | None", answer.get("preload")),
     )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from entrypoint.checkpoint.digest import Json
 from entrypoint.health.ask import ask
 from entrypoint.health.listener import is_another
-from entrypoint.health.standing import Standing, answered, stand
+from entrypoint.health.standing import Standing, answered, followed, stand
 from entrypoint.state import status as statuses
 from entrypoint.state import stops
 from entrypoint.state.ledger import Ledger
@@ -49,6 +49,8 @@ def check(root: Path, status: Status, seconds: float) -> Report:
     notes = [*Ledger(root).recent_of(status.boot), *stopped]
     life = status.server.life
     standing = stand(status, notes, life, time.time())
+    if life == "gone" and status.supervisor.life == "here":
+        standing = followed(standing)
     if standing.is_asked:
         answer = ask(status.address, seconds)
         is_news = answer.is_there and not status.healthy

@@ -22,7 +22,7 @@ class Standing(NamedTuple):
     """The phase that a boot is in, whether vLLM serves, and a line for people.
 
     Phases are those of `Status`, and: loading, loaded, serving, unhealthy (it served before),
-    stopped. `is_asked`: an answer of vLLM can make it serving.
+    restarting (under a supervisor), stopped. `is_asked`: an answer of vLLM can make it serving.
     """
 
     phase: str
@@ -47,6 +47,11 @@ def stand(status: Status, notes: Notes, life: Life, now: float) -> Standing:
     if status.address.headless:
         return _headless(status, notes, now)
     return _under_way(status, notes, now)._replace(is_asked=True)
+
+
+def followed(standing: Standing) -> Standing:
+    """Return what it is at where a supervisor runs: that the server is gone is not the end."""
+    return Standing("restarting", f"the server {standing.text}; its supervisor starts the next one")
 
 
 def answered(standing: Standing, status: Status, answer: Answer) -> Standing:

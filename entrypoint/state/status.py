@@ -79,7 +79,11 @@ class Server(NamedTuple):
     @classmethod
     def this(cls) -> "Server":
         """Return this process."""
-        pid = os.getpid()
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> "Server":
+        """Return a process of this container."""
         return cls(pid, process.started(pid) or 0, _namespace(), process.host_boot())
 
     @property
@@ -105,7 +109,8 @@ class Status(NamedTuple):
     `phase`: deciding, waiting, copying, verifying, saving, proving, publishing, starting (vLLM),
     failed. `since` is its beginning. `tier` is where the weights come from: local, shared, saved,
     source. `ranks` are those of the checkpoint that are here, where not all are. `healthy` is when
-    vLLM first answered, 0 before.
+    vLLM first answered, 0 before. `supervisor` is the process that starts the next server when
+    this one is gone; none where vLLM was exec'd.
     """
 
     boot: str = ""
@@ -124,12 +129,13 @@ class Status(NamedTuple):
     updated: float = 0.0
     healthy: float = 0.0
     server: Server = Server()
+    supervisor: Server = Server()
     address: Address = Address()
 
     def to_json(self) -> dict[str, Json]:
         """Return it as it lies on disk."""
-        plain = self._asdict()
-        return plain | {"server": self.server._asdict(), "address": self.address._asdict()}
+        parts = ("server", "supervisor", "address")
+        return self._asdict() | {name: getattr(self, name)._asdict() for name in parts}
 
     @classmethod
     def from_json(cls, value: Json) -> "Status | None":
@@ -139,6 +145,7 @@ class Status(NamedTuple):
             return None
         return found._replace(
             server=_filled(Server(), value.get("server")),
+            supervisor=_filled(Server(), value.get("supervisor")),
             address=_filled(Address(), value.get("address")),
         )
 
@@ -183,6 +190,11 @@ def read_all(root: Path) -> list[Status]:
         return []
     found = (_read(root / "status" / name) for name in names if name[0] != ".")
     return sorted((s for s in found if s is not None), key=lambda s: s.started, reverse=True)
+
+
+def read(root: Path, boot: str) -> Status | None:
+    """Return the status of a boot; None where it left none that can be read."""
+    return _read(_path(root, boot))
 
 
 def _read(path: Path) -> Status | None:

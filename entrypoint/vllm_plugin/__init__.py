@@ -12,6 +12,7 @@ def register() -> None:
     vLLM calls this in every process, through the entry point `vllm.general_plugins`; again is no
     harm. It costs nothing where no model is loaded.
     """
+    from entrypoint.vllm_plugin.forking import fork_if_told
     from entrypoint.vllm_plugin.late import after_import
     from entrypoint.vllm_plugin.reap import reap_reader
     from entrypoint.vllm_plugin.serving import BEGINS, note_serving
@@ -24,6 +25,7 @@ def register() -> None:
     after_import(BEGINS, note_serving)
     after_import("vllm.model_executor.model_loader", _register)
     reap_reader()
+    fork_if_told()
 
 
 def _register() -> None:

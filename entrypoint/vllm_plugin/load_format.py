@@ -34,7 +34,7 @@ from entrypoint.vllm_plugin.source import load_from_source
 from entrypoint.vllm_plugin.strict import compare
 
 SETTINGS = frozenset(
-    {"manifest", "boot", "state", "headless", "source", "reader", "record", "side"}
+    {"manifest", "boot", "state", "headless", "source", "reader", "fork", "record", "side"}
 )
 
 NO_NOTES = Notes(None, "")

@@ -304,6 +304,8 @@ def answer(words: list[str], stand_in: str | None = None) -> dict[str, Any]:
             "elsewhere": bool(config.load_config.download_dir) and not os.path.isdir(args.model),
         },
         "kind": key.kind(config),
+        # What it has the processes that it spawns preload.
+        "preload": os.environ.get("LD_PRELOAD", ""),
     }
 
 

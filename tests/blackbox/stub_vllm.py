@@ -3,6 +3,7 @@
     stub_vllm.py HOUSE -P …/resolve.py FD                      how it reads the words
     stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.save FD    a save: real shard files, no vLLM
     stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.tune FD    what a tuning child notes, told it
+    stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.standby FD the real standby, of this stub
     stub_vllm.py HOUSE …/bin/vllm serve WORD…                  dumps what it was given, and ends;
                                                                or answers HTTP until stdin ends
 
@@ -14,10 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -202,11 +206,13 @@ def dump(words: list[str]) -> dict[str, Any]:
         path = f"/proc/self/fd/{number}"
         if os.path.exists(path) or os.path.islink(path):
             fds[number] = os.readlink(path)
-    status = dict(line.split(":\t") for line in os.environ.pop("STUB_STATUS").splitlines())
+    # A fork has no shell before it that looks.
+    told = os.environ.pop("STUB_STATUS", "")
+    status = dict(line.split(":\t") for line in told.splitlines())
     return {
         "argv": words,
         "pid": os.getpid(),
-        "children": os.environ.pop("STUB_CHILDREN").split(),
+        "children": os.environ.pop("STUB_CHILDREN", "").split(),
         "uids": os.getresuid(),
         "gids": os.getresgid(),
         "groups": os.getgroups(),
@@ -251,11 +257,17 @@ def serve(words: list[str], rules: dict[str, Any]) -> None:
         from entrypoint.vllm_plugin.reap import reap_reader
 
         reap_reader()
+    if rules.get("orphan"):
+        # In the server's session, as vLLM's workers are.
+        orphan = subprocess.Popen(["sleep", "1000"])
+        (HOUSE / "orphan").write_text(str(orphan.pid))
     if rules.get("stay"):
         tell("staying")
         sys.stdin.read()
     if "answers" in rules:
         answer_http(words)
+    for number in rules.get("ignores", []):
+        signal.signal(number, signal.SIG_IGN)
     if "heeds" in rules:
         heed(rules["heeds"])
     if "kill" in rules:
@@ -287,11 +299,41 @@ def answer_http(words: list[str]) -> None:
     sys.stdin.read()
 
 
+def stand_by(descriptor: str, mine: dict[str, Any]) -> None:
+    """Be the real standby, that has imported this for vLLM."""
+    from entrypoint.vllm_plugin import preload, standby
+
+    preload.ensure()
+    call("standby")
+    if "print" in mine:
+        print(mine["print"], flush=True)
+    if "exit" in mine:
+        os._exit(mine["exit"])
+    vllm: Any = types.ModuleType("vllm.entrypoints.cli.main")
+    vllm.main = lambda: serve(sys.argv, rules_now().get("serve", {}))
+    utils: Any = types.ModuleType("vllm.utils.system_utils")
+    utils.get_mp_context = multiprocessing.get_context
+    vllm.__file__ = str(HOUSE / "vllm.py")
+    (HOUSE / "vllm.py").touch()
+    package = types.ModuleType("vllm")
+    package.__spec__ = ModuleSpec("vllm", None)
+    sys.modules |= {m.__name__: m for m in (package, vllm, utils)}
+    sys.argv = ["standby", descriptor]
+    standby.main()
+
+
+def rules_now() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((HOUSE / "rules.json").read_text())
+    return found
+
+
 def main() -> None:
-    rules = json.loads((HOUSE / "rules.json").read_text())
+    rules = rules_now()
     words = sys.argv[2:]
     if words[0] != "-P":
         serve(words, rules.get("serve", {}))
+    if "entrypoint.vllm_plugin.standby" in words:
+        stand_by(words[-1], rules.get("standby", {}))
     descriptor = int(words[-1])
     os.set_inheritable(descriptor, False)
     request = json.load(sys.stdin)

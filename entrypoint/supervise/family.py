@@ -1,0 +1,72 @@
+"""The processes of a server: all of its group, and what they would leave behind in memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+SHM: Final = "/dev/shm/"  # noqa: S108 - nothing is made there
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent is gone, as pid 1 is (prctl(2))."""
+    import ctypes  # noqa: PLC0415 - only under a supervisor
+
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Have this process told to stop when its parent is gone; exec keeps that (prctl(2))."""
+    import ctypes  # noqa: PLC0415 - as above
+
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def members(group: int) -> list[int]:
+    """Return the pids of a process group that still run (proc(5))."""
+    found = []
+    for name in os.listdir(PROC):
+        if name.isdigit():
+            with suppress(OSError, IndexError, ValueError):
+                fields = (PROC / name / "stat").read_bytes().rpartition(b")")[2].split()
+                if int(fields[2]) == group and fields[0] not in (b"Z", b"X"):
+                    found.append(int(name))
+    return found
+
+
+def kill(group: int) -> list[int]:
+    """Send SIGKILL to all of a process group; return who got it."""
+    pids = members(group)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return pids
+
+
+def shared_memory(pids: list[int]) -> set[str]:
+    """Return the files of /dev/shm that these processes have mapped, by their paths (proc(5))."""
+    found: set[str] = set()
+    for pid in pids:
+        with suppress(OSError):
+            for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
+                fields = line.split(maxsplit=5)
+                if len(fields) == 6 and fields[5].startswith(SHM) and "(deleted)" not in line:  # noqa: PLR2004
+                    found.add(fields[5])
+    return found
+
+
+def forget(paths: set[str]) -> list[str]:
+    """Remove what a killed server left in /dev/shm; what is somebody else's stays."""
+    gone = []
+    for path in sorted(paths):
+        with suppress(OSError):
+            if os.stat(path, follow_symlinks=False).st_uid == os.geteuid():
+                os.unlink(path)
+                gone.append(path)
+    return gone

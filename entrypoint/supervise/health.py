@@ -1,0 +1,99 @@
+"""How the server under supervision is, and telling systemd so."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from entrypoint.assess import Boot
+from entrypoint.health.check import check
+from entrypoint.state import status as statuses
+from entrypoint.state.ledger import Ledger
+from entrypoint.supervise.notify import notify, watchdog_seconds
+
+TICK_SECONDS: Final = 0.2
+"""Between two looks until it serves."""
+
+STEADY_TICK_SECONDS: Final = 5.0
+"""And afterwards, where somebody wants to know."""
+
+ASK_SECONDS: Final = 1.0
+STALL_SECONDS: Final = 1800.0
+"""What does not move for so long makes no progress; compiling a large model takes minutes."""
+
+EXTENSION_SECONDS: Final = 60
+SERVED: Final = ("serving", "healthy")
+"""What the ledger says of a boot that has come so far."""
+
+
+class Health:
+    """Looks at one boot, as often as there is something to find out."""
+
+    def __init__(self, boot: Boot, environ: Mapping[str, str], hang_seconds: float) -> None:
+        self.root, self.boot = boot.settings.state_dir, boot
+        self.environ, self.hang_seconds = environ, hang_seconds
+        self.period = watchdog_seconds(environ)
+        self.served_since: float | None = None
+        self.answered = self.moved = time.monotonic()
+        self.place: tuple[str, int] = ("", 0)
+        self.line = ""
+        self.next = 0.0
+
+    @property
+    def served(self) -> float | None:
+        """For how many seconds it has been seen to serve; None where it never did.
+
+        Others look, too, and vLLM itself notes it: what lies between two looks here is no time.
+        """
+        if self.served_since is not None:
+            return time.monotonic() - self.served_since
+        notes = Ledger(self.root).recent_of(self.boot.log.boot)
+        return 0.0 if any(note.get("event") in SERVED for note in notes) else None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it has served, and has not answered for too long."""
+        silent = time.monotonic() - self.answered
+        return self.served_since is not None and silent > self.hang_seconds
+
+    def wait(self) -> float:
+        """Return the seconds until the next look."""
+        return max(0.0, self.next - time.monotonic())
+
+    def look(self) -> None:
+        """Look if it is time; say what is new."""
+        now = time.monotonic()
+        if now < self.next:
+            return
+        status = statuses.read(self.root, self.boot.log.boot) or self.boot.status.status
+        report = check(self.root, status, ASK_SECONDS)
+        standing, place = report.standing, (report.standing.phase, status.done)
+        if place != self.place:
+            self.place, self.moved = place, now
+        if standing.is_healthy:
+            self.answered = time.monotonic()
+            if self.served_since is None:
+                self.served_since = self.answered
+        self._tell(standing.line, is_healthy=standing.is_healthy, now=now)
+        self.next = now + (TICK_SECONDS if self.served_since is None else self._steady())
+
+    def _steady(self) -> float:
+        """Return how often to look at one that serves."""
+        wanted = math.isfinite(self.hang_seconds) or "NOTIFY_SOCKET" in self.environ
+        often = min(STEADY_TICK_SECONDS, (self.period or math.inf) / 3, self.hang_seconds / 3)
+        return often if wanted else math.inf
+
+    def _tell(self, line: str, *, is_healthy: bool, now: float) -> None:
+        """Tell systemd: that it is ready, what it is at, to be patient, and that nothing hangs."""
+        state = {"STATUS": line} if line != self.line else {}
+        self.line = line
+        if is_healthy:
+            state["READY"] = "1"
+        elif self.served_since is None and now - self.moved < STALL_SECONDS:
+            state["EXTEND_TIMEOUT_USEC"] = str(EXTENSION_SECONDS * 1_000_000)
+        if self.period and (is_healthy or self.served_since is None):
+            state["WATCHDOG"] = "1"
+        if state:
+            notify(self.environ, **state)

@@ -1,0 +1,30 @@
+"""Telling systemd how the service is (sd_notify(3)); nothing where it did not ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+SEND_SECONDS: Final = 0.3
+
+
+def notify(environ: Mapping[str, str], **state: str) -> None:
+    """Send assignments such as `STATUS` and `READY` to the socket that systemd listens on."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    import socket  # noqa: PLC0415 - only under systemd
+
+    lines = "".join(f"{name}={value}\n" for name, value in state.items())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, suppress(OSError):
+        channel.settimeout(SEND_SECONDS)
+        # In front, "@" stands for the NUL that begins an abstract name.
+        place = "\0" + address[1:] if address[0] == "@" else address
+        channel.sendto(lines.encode(), place)
+
+
+def watchdog_seconds(environ: Mapping[str, str]) -> float | None:
+    """Return how often systemd wants to hear of the service at least; None where it does not."""
+    word = environ.get("WATCHDOG_USEC", "")
+    return int(word) / 1e6 if word.isdigit() and int(word) else None

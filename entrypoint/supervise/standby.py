@@ -1,0 +1,135 @@
+"""The standby's own end of things: starting it, asking how it is, and having it fork."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn
+
+from entrypoint.launch import Seat
+from entrypoint.log import Log
+
+PROGRAM: Final = "entrypoint.vllm_plugin.standby"
+FORK: Final = b"fork"
+LOOK: Final = b"look"
+MAX_ANSWER: Final = 64 * 1024
+LOOK_SECONDS: Final = 10.0
+
+
+class Standby:
+    """A process that has imported vLLM, or is at it; `ready` once it says so."""
+
+    def __init__(self, interpreter: str, environ: Mapping[str, str]) -> None:
+        """Start one. Raises: OSError."""
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [interpreter, "-P", "-m", PROGRAM, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=dict(environ),
+                process_group=0,
+            )
+        self.ready = False
+
+    @property
+    def pid(self) -> int:
+        """Its pid; it is a child of whoever started it."""
+        return self.process.pid
+
+    def hear(self) -> str:
+        """Read what it says of itself; return why it can fork nothing, if that is so."""
+        try:
+            told = self.channel.recv(MAX_ANSWER, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return ""
+        except OSError as error:
+            return str(error.strerror)
+        if not told:
+            return "it has ended"
+        said = json.loads(told)
+        self.ready = not said["obstacle"]
+        return str(said["obstacle"])
+
+    def look(self) -> str:
+        """Have it look whether it is still what is installed; return why it is not.
+
+        One that still imports does so from what is there now.
+        """
+        if not self.ready:
+            return ""
+        try:
+            self.channel.send(LOOK)
+            ready, _, _ = select.select([self.channel], [], [], LOOK_SECONDS)
+        except OSError as error:
+            return str(error.strerror)
+        return self.hear() if ready else f"no answer within {LOOK_SECONDS:g} s"
+
+    def end(self) -> None:
+        """Let it go: it ends when nobody is left to ask it."""
+        self.channel.close()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        # Whoever supervises reaps it.
+        self.process.returncode = 0
+
+
+class StandbySeat(Seat):
+    """A fork of the standby: taken as soon as that has imported vLLM.
+
+    Where it cannot be had, vLLM runs in this very process after all, started as without a standby.
+    """
+
+    def __init__(self, channel: socket.socket | None, told: int, log: Log) -> None:
+        """`told` is the descriptor on which the supervisor is told the server's pid."""
+        self.channel, self.told, self.log = channel, told, log
+        self.connection: socket.socket | None = None
+        self.pid = 0
+
+    def take(self) -> int:
+        """Have the standby fork, and wait until it has; it may still be importing."""
+        if self.channel is None:
+            return super().take()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self.channel, [FORK], [theirs.fileno(), *_kept()])
+            except OSError as error:
+                return self._without(error.strerror or "")
+        with ours.makefile("rb") as file:
+            line = file.readline()
+        if not line.strip().isdigit():
+            return self._without("it ended")
+        self.connection, self.pid = ours, int(line)
+        return self.pid
+
+    def _without(self, why: str) -> int:
+        self.log.line("standby.lost", f"vLLM is started as without a standby: {why}")
+        return super().take()
+
+    def become(
+        self, path: str, arguments: Sequence[str], environ: Mapping[str, str], umask: int | None
+    ) -> NoReturn:
+        """Tell the fork what to serve, and end: the server is there. Raises: ExecError."""
+        if self.connection is None:
+            os.write(self.told, f"{os.getpid()}\n".encode())
+            super().become(path, arguments, environ, umask)
+        request = {"argv": [path, *arguments], "environ": dict(environ), "umask": umask}
+        os.write(self.told, f"{self.pid}\n".encode())
+        self.connection.sendall(json.dumps(request).encode() + b"\n")
+        os._exit(0)
+
+
+def _kept() -> list[int]:
+    """Return the descriptors that are to cross into vLLM: those that exec would keep."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        with contextlib.suppress(OSError):
+            if descriptor > 2 and os.get_inheritable(descriptor):  # noqa: PLR2004 - stderr
+                found.append(descriptor)
+    return found

@@ -1,0 +1,157 @@
+"""The standby: a process that has imported vLLM, and forks servers as often as it is told to.
+
+    python -P -m entrypoint.vllm_plugin.standby SOCKET_FD
+
+It says on the socket when it is ready, or what stands against forking it, as one JSON object a
+message; at the word `look` it says so again. At `fork` it forks: the descriptors that came with the
+word are the fork's, and the first of them is a connection, on which that says its pid, and reads
+what to serve. It is no child of the standby: the nearest reaper above adopts it at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+from entrypoint.vllm_plugin import forking, preload
+
+MODULES: Final = (
+    "vllm.entrypoints.cli.main",
+    "vllm.entrypoints.cli.openai",
+    "vllm.entrypoints.cli.serve",
+    "vllm.entrypoints.cli.launch",
+    "vllm.entrypoints.cli.benchmark.main",
+    "vllm.entrypoints.cli.collect_env",
+    "vllm.entrypoints.cli.run_batch",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.worker_base",
+    "vllm.model_executor.model_loader",
+)
+"""What every server imports; names that another version has not are passed over."""
+
+MAX_DESCRIPTORS: Final = 16
+PR_SET_PDEATHSIG: Final = 1
+ADOPTION_SECONDS: Final = 0.001
+"""Between two looks whether the process between is gone, which has nothing else to do."""
+
+Stamp = tuple[int, int]
+
+
+class Standby:
+    """What has been imported, from which files, and the socket that orders come from."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.imported = _import()
+        gc.collect()
+        # What is never collected is never written to: its pages stay shared with every fork.
+        gc.freeze()
+        self._say(forking.obstacle())
+
+    def wait_for_orders(self) -> list[int]:
+        """Return in a fork, with the descriptors for it. Ends when nobody is left to ask."""
+        while True:
+            order, descriptors, _, _ = socket.recv_fds(self.channel, 16, MAX_DESCRIPTORS)
+            if not order:
+                os._exit(0)
+            if order == b"look":
+                self._say(self._changed())
+            elif _is_fork():
+                self.channel.close()
+                return descriptors
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _say(self, obstacle: str) -> None:
+        self.channel.send(json.dumps({"obstacle": obstacle}).encode())
+
+    def _changed(self) -> str:
+        """Tell which file of what was imported is another one now, as after an upgrade."""
+        for path, stamp in self.imported.items():
+            if _stamp(path) != stamp:
+                return f"{path} was changed since it was imported"
+        return ""
+
+
+def _import() -> dict[str, Stamp | None]:
+    """Import all that servers do; return the files that it came from."""
+    for name in MODULES:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    with suppress(ImportError):
+        # It looks for its place in memory once, and finds none after the environment was changed.
+        importlib.import_module("setproctitle").getproctitle()
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return {path: _stamp(path) for path in files if isinstance(path, str)}
+
+
+def _stamp(path: str) -> Stamp | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
+def _is_fork() -> bool:
+    """Fork a process that is nobody's child here; whether this is it."""
+    between = os.fork()
+    if between:
+        os.waitpid(between, 0)
+        return False
+    between = os.getpid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == between:
+        time.sleep(ADOPTION_SECONDS)
+    return True
+
+
+def become(descriptors: list[int]) -> None:
+    """In a fork: become the server that the connection tells of, as far as vLLM's own beginning."""
+    # Not a session of its own: the kernel would schedule it as a group apart (sched(7), autogroup).
+    os.setpgid(0, 0)
+    # The supervisor has adopted it, and nothing is to serve on when that is gone.
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    for held in descriptors[1:]:
+        os.set_inheritable(held, True)
+    with socket.socket(fileno=descriptors[0]) as connection:
+        connection.sendall(f"{os.getpid()}\n".encode())
+        with connection.makefile() as file:
+            line = file.readline()
+    if not line.endswith("\n"):
+        # Whoever wanted a server is gone.
+        os._exit(1)
+    request: dict[str, Any] = json.loads(line)
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    if request["umask"] is not None:
+        os.umask(request["umask"])
+    sys.argv = request["argv"]
+    forking.reseed()
+    forking.fork_all()
+
+
+def main() -> None:
+    """Be a standby; in a fork, be vLLM."""
+    preload.ensure()
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    become(Standby(channel).wait_for_orders())
+    vllm: Any = importlib.import_module("vllm.entrypoints.cli.main")
+    sys.exit(vllm.main())
+
+
+if __name__ == "__main__":
+    main()
