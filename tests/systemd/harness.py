@@ -163,7 +163,7 @@ class Machine:
         """Say how the stub serves from now on."""
         (self.opt / "rules.json").write_text(json.dumps({"serve": rules}))
 
-    def run(self, *words: str, check: bool = True) -> str:
+    def run(self, *words: str, check: bool = True, seconds: float = 2 * SECONDS) -> str:
         """Run a program in the machine; return what it said."""
         command = [*PODMAN, "exec", "--workdir", str(ROOT), self.name, *words]
         done = subprocess.run(
@@ -172,14 +172,14 @@ class Machine:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=2 * SECONDS,
+            timeout=seconds,
         )
         assert not check or done.returncode == 0, done.stdout
         return done.stdout
 
-    def type(self, text: str, *, check: bool = True) -> str:
+    def type(self, text: str, *, check: bool = True, seconds: float = 2 * SECONDS) -> str:
         """Type something into a shell of the machine's root."""
-        return self.run("sh", "-euc", text, check=check)
+        return self.run("sh", "-euc", text, check=check, seconds=seconds)
 
     def wait_until_booted(self) -> None:
         deadline = time.monotonic() + SECONDS

@@ -7,7 +7,7 @@ import time
 import pytest
 from models import make_model
 from serving import FLAGS, environment, free_port
-from systemd.harness import INSTALL, Machine, binary
+from systemd.harness import INSTALL, START, Machine, binary
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm]
 
@@ -19,12 +19,12 @@ def test_a_worker_that_dies_is_a_local_hit_of_the_whole_unit(machine: Machine) -
     machine.type(INSTALL)
     make_model("dense", machine.models / "tiny")
     machine.install({"vllm": binary("vllm")})
-    words = ["/models/tiny", *FLAGS, "-tp 2", "--host 127.0.0.1", f"--port {free_port()}"]
-    lines = [f"WORDS={' '.join(words)}", *variables()]
-    (machine.root / "etc/shardboot/tiny.env").write_text("\n".join([*lines, ""]))
-    machine.type(f"systemctl start --no-block {UNIT}")
+    words = [*FLAGS, "-tp 2", "--host 127.0.0.1", f"--port {free_port()}"]
+    mine = "\n".join([" ".join(words), *variables(), ""])
     started = time.monotonic()
-    shown = machine.wait_until(UNIT, SECONDS, ActiveState="active")
+    machine.type(START.replace("llama", "tiny").replace("-tp 8\n", mine), seconds=SECONDS)
+    shown = machine.show(UNIT)
+    assert shown["ActiveState"] == "active"
     print(f"{shown['StatusText']} after {time.monotonic() - started:.0f} s")
     assert shown["StatusText"].startswith("serving: saved on ")
 
