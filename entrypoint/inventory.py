@@ -41,7 +41,7 @@ def store_of(settings: Settings, *, shared: bool) -> DirectoryStore | ObjectStor
     """Return the store that a command looks after. Raises: ConfigError."""
     modes = {"dir_mode": settings.dir_mode, "file_mode": settings.file_mode}
     if not shared:
-        return DirectoryStore(settings.local_dir, **modes)
+        return DirectoryStore(settings.local_dir, **modes, begins_absent=True)
     if settings.shared is None:
         msg = "there is no shared store"
         raise ConfigError(msg, hint="name it with SHARDBOOT_SHARED")
@@ -106,7 +106,12 @@ def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> 
         marks += _if_some(manifest, held, "  {}")
         size = human_bytes(manifest.size_for(held))
         lines.append(f"{name}  {size}  {manifest.created_at}{marks}")
-    emit(output, rows, *(lines or [f"{store.where}: no checkpoints"]))
+    emit(output, rows, *(lines or [_nothing_in(store)]))
+
+
+def _nothing_in(store: CheckpointStore) -> str:
+    is_there = not isinstance(store, DirectoryStore) or store.root.exists()
+    return f"{store.where}: {'' if is_there else 'not there yet, so '}no checkpoints"
 
 
 @click.command()
@@ -174,7 +179,7 @@ def verify(
         damaged += [each] if wrong else []
         rows.append({"name": each, "discrepancies": list(wrong)})
         lines.append(f"{each}: {wrong[0] if wrong else 'complete'}{some}")
-    emit(output, rows, *(lines or [f"{store.where}: no checkpoints"]))
+    emit(output, rows, *(lines or [_nothing_in(store)]))
     if damaged:
         msg = f"{store.where}: damaged: {', '.join(damaged)}"
         raise DamagedError(msg, hint="boot copies or saves it again under the next generation")

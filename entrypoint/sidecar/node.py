@@ -29,7 +29,7 @@ class Node:
     def __init__(self, settings: Settings, environ: Mapping[str, str], log: Log) -> None:
         self.settings, self.log, self.metrics = settings, log, Metrics()
         modes = {"dir_mode": settings.dir_mode, "file_mode": settings.file_mode}
-        self.local = DirectoryStore(settings.local_dir, **modes)
+        self.local = DirectoryStore(settings.local_dir, **modes, begins_absent=True)
         self.shared: CheckpointStore | None = None
         if settings.shared:
             self.shared = open_store(settings.shared, **modes)

@@ -32,10 +32,21 @@ STREAMS: Final = 4
 
 
 class DirectoryStore:
-    """The checkpoints below `root`. Reading changes nothing in it."""
+    """The checkpoints below `root`. Reading changes nothing in it.
 
-    def __init__(self, root: Path, dir_mode: int = DIR_MODE, file_mode: int = FILE_MODE) -> None:
+    One that `begins_absent` is made by the first that is saved or copied: until then it has none.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        dir_mode: int = DIR_MODE,
+        file_mode: int = FILE_MODE,
+        *,
+        begins_absent: bool = False,
+    ) -> None:
         self.root, self.dir_mode, self.file_mode = root, dir_mode, file_mode
+        self._begins_absent = begins_absent
 
     @property
     def where(self) -> str:
@@ -50,7 +61,8 @@ class DirectoryStore:
     def names(self) -> list[str]:
         """Return all published names, newest manifest first.
 
-        Raises: StoreError, also when the directory is not there: perhaps it is not mounted.
+        Raises: StoreError, also when the directory is not there, unless it `begins_absent`: perhaps
+        it is not mounted. A link that leads nowhere is no beginning.
         """
         found: list[tuple[int, str]] = []
         try:
@@ -63,6 +75,9 @@ class DirectoryStore:
                     if written is not None:
                         found.append((-written, entry.name))
         except OSError as error:
+            is_gone = isinstance(error, FileNotFoundError) and not os.path.islink(self.root)
+            if self._begins_absent and is_gone:
+                return []
             raise StoreError(f"{self.root}: {error.strerror}") from error
         return [name for _, name in sorted(found)]
 

@@ -179,3 +179,21 @@ def test_of_a_checkpoint_that_holds_some_ranks_only_these_are_told_and_verified(
         assert f"{part.name}: complete, for ranks 2-3 of 4" in run("verify", *deep).output
     (tmp_path / "local" / part.name / "model-rank-3-part-0.safetensors").unlink()
     assert isinstance(error_of(run("verify")), DamagedError)
+
+
+def test_a_local_store_that_no_boot_has_made_yet_is_an_empty_one(run: Run, tmp_path: Path) -> None:
+    told = f"{tmp_path / 'local'}: not there yet, so no checkpoints\n"
+    assert (run("list").output, run("verify").output) == (told, told)
+    assert json.loads(run("list", "--format", "json").output) == []
+    assert run("gc").output == f"{tmp_path / 'local'}: nothing to collect\n"
+    error = error_of(run("show", "tiny"))
+    assert (exit_code_of(error), error.hint) == (31, "it has nothing")
+    assert not (tmp_path / "local").exists()
+
+
+def test_a_local_store_that_is_a_link_to_nowhere_is_perhaps_not_mounted(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "local").symlink_to("nowhere")
+    for words in (["list"], ["verify"], ["gc"], ["show", "tiny"]):
+        assert exit_code_of(error_of(run(*words))) == 30, words
