@@ -62,9 +62,11 @@ def _enter(words: Sequence[str]) -> Sequence[str]:
     """Return the command of ours that an image's words mean, or become the program that they do."""
     from entrypoint import image, launch  # noqa: PLC0415 - only an image needs them
 
-    arguments, program = image.enter(words, os.environ)
+    arguments, program, near = image.enter(words, os.environ)
     if program is not None:
         launch.become(program, arguments, os.environ)
+    if near:
+        _say(f"{words[0]!r} is taken for a model's name; if a command was meant, it is {near!r}")
     return arguments
 
 

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -19,12 +20,19 @@ ROOMS: Final = {
 }
 """Modules with a table `COMMANDS`, and what stands in it; `serve` is everybody's."""
 
+NEAR: Final = 0.7
+"""Of 1: `lst` is `list`, and `phi` is not `pin`."""
+
 
 class Entered(NamedTuple):
-    """A command of ours with its words; or a `program` to become instead, with its own."""
+    """A command of ours with its words; or a `program` to become instead, with its own.
+
+    `near` is a command that the first word may have been meant for, where it is taken for a model.
+    """
 
     words: tuple[str, ...]
     program: str | None = None
+    near: str = ""
 
 
 def enter(words: Sequence[str], environ: Mapping[str, str]) -> Entered:
@@ -37,12 +45,24 @@ def enter(words: Sequence[str], environ: Mapping[str, str]) -> Entered:
         # As pod specs spell it: they mean a server, and not one without us.
         return Entered(tuple(words[1:]))
     first = words[0] if words else ""
-    if first == "serve" or any(first in commands for commands in ROOMS.values()):
+    if first in _commands():
         return Entered(tuple(words))
     program = None if not first or first.startswith("-") else find_program(first, environ)
     if program is not None:
         return Entered(tuple(words[1:]), program)
-    return Entered(("serve", *words))
+    return Entered(("serve", *words), near=_near(first))
+
+
+def _near(model: str) -> str:
+    if not model.isalpha() or os.path.lexists(model):
+        return ""
+    import difflib  # noqa: PLC0415 - most models lie somewhere, or have a number in their names
+
+    return next(iter(difflib.get_close_matches(model.lower(), _commands(), 1, NEAR)), "")
+
+
+def _commands() -> Sequence[str]:
+    return ["serve", *(name for names in ROOMS.values() for name in names)]
 
 
 def _is_help(words: Sequence[str]) -> bool:

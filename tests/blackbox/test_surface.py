@@ -93,7 +93,9 @@ def test_a_config_file_that_is_wrong_is_exit_10(house: House, text: str) -> None
 
 
 def test_an_operator_sees_what_there_is(house: House) -> None:
-    assert house.run("list").status == 30  # no such directory yet: perhaps not mounted
+    assert house.run("list").stdout == f"{house.local}: not there yet, so no checkpoints\n"
+    # This one may not be mounted.
+    assert house.run("list", "--shared", SHARDBOOT_SHARED=house.root / "away").status == 30
     saved = house.run("save", "--format", "json", house.model, "-tp", 2).json
     name = saved["checkpoint"]["name"]
     assert saved["outcome"] == "made"
@@ -179,6 +181,13 @@ def test_in_an_image_a_model_is_served(house: House) -> None:
     assert house.run("enter", house.model, "-tp", 2).events[-1] == "local.hit"
     assert house.run("enter", "--model", house.model, "-tp", 2).events[-1] == "local.hit"
     assert house.run("enter", "list").stdout.count("\n") == 1
+
+
+def test_in_an_image_a_slip_in_a_command_is_said_and_then_served_as_a_model(house: House) -> None:
+    boot = house.run("enter", "lst", SHARDBOOT="off")
+    assert boot.words == ["lst"]
+    said = "'lst' is taken for a model's name; if a command was meant, it is 'list'"
+    assert boot.stderr == f"shardboot: {said}\n"
 
 
 def test_in_an_image_a_program_takes_the_place_of_ours(house: House) -> None:

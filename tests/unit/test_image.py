@@ -27,14 +27,14 @@ from entrypoint.image import enter
     ids=" ".join,
 )
 def test_words_that_name_no_program_are_ours(words: list[str], ours: list[str]) -> None:
-    assert enter(words, {"PATH": "/usr/bin:/bin"}) == (tuple(ours), None)
+    assert enter(words, {"PATH": "/usr/bin:/bin"}) == (tuple(ours), None, "")
 
 
 def test_a_program_on_path_or_as_a_path_is_run_with_its_words(tmp_path: Path) -> None:
     program = tmp_path / "tool"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    found = (("-c", "x"), str(program))
+    found = (("-c", "x"), str(program), "")
     assert enter(["tool", "-c", "x"], {"PATH": str(tmp_path)}) == found
     assert enter([str(program), "-c", "x"], {"PATH": "/nowhere"}) == found
 
@@ -44,11 +44,37 @@ def test_vllms_help_is_asked_of_vllm(tmp_path: Path, word: str) -> None:
     vllm = tmp_path / "vllm"
     vllm.write_text("#!/bin/sh\n")
     vllm.chmod(0o755)
-    found = (("serve", word), str(vllm))
+    found = (("serve", word), str(vllm), "")
     assert enter(["vllm", "serve", word], {"PATH": str(tmp_path)}) == found
 
 
 def test_our_own_commands_win_over_programs_of_their_name(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("#!/bin/sh\n")
     (tmp_path / "list").chmod(0o755)
-    assert enter(["list"], {"PATH": str(tmp_path)}) == (("list",), None)
+    assert enter(["list"], {"PATH": str(tmp_path)}) == (("list",), None, "")
+
+
+@pytest.mark.parametrize(
+    ("model", "near"),
+    [
+        *[("lst", "list"), ("statsu", "status"), ("helath", "health"), ("serv", "serve")],
+        *[("Plan", "plan"), ("verfy", "verify")],
+        *[("gpt2", ""), ("phi", ""), ("qwen", ""), ("./lst", ""), ("org/lst", ""), ("", "")],
+    ],
+)
+def test_a_model_with_nearly_the_name_of_a_command_is_one_and_may_be_a_slip(
+    model: str, near: str
+) -> None:
+    assert enter([model, "-tp", "2"], {"PATH": "/nowhere"}) == (
+        ("serve", model, "-tp", "2"),
+        None,
+        near,
+    )
+
+
+def test_a_directory_with_nearly_the_name_of_a_command_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lst").mkdir()
+    assert enter(["lst"], {"PATH": "/nowhere"}).near == ""

@@ -18,6 +18,7 @@ HIT = "import entrypoint.cli, entrypoint.boot, entrypoint.launch"
 HEAVY = (
     "click",
     "dataclasses",
+    "difflib",
     "http",
     "inspect",
     "obstore",
@@ -38,9 +39,10 @@ def test_a_hit_imports_neither_a_parser_nor_what_only_a_copy_or_a_save_needs() -
 
 
 @pytest.mark.parametrize("word", ["", "off"])
-def test_words_that_are_all_vllms_are_not_parsed(tmp_path: Path, word: str) -> None:
+@pytest.mark.parametrize("command", ["serve", "enter"])
+def test_words_that_are_all_vllms_are_not_parsed(tmp_path: Path, command: str, word: str) -> None:
     program = (
-        "import sys; sys.argv[1:] = ['serve', '/model', '-tp', '2']\n"
+        f"import sys; sys.argv[1:] = [{command!r}, '/model', '-tp', '2']\n"
         "from entrypoint.cli import main\n"
         f"try: main()\nfinally: print(*sorted(set({HEAVY!r}) & sys.modules.keys()))"
     )
