@@ -139,7 +139,10 @@ def _nowhere(words: Sequence[str]) -> str:
 
 
 def assess_again(boot: Boot) -> Assessment:
-    """Ask vLLM, look at the source and, as far as needed, at the stores. As `assess`, silently."""
+    """Ask vLLM, look at the source and, as far as needed, at the stores.
+
+    As `assess`, and says nothing but that vLLM is asked, where it has to be.
+    """
     settings, memory = boot.settings, boot.memory
     engine = find(settings.vllm, boot.environ)
     local_store = DirectoryStore(settings.local_dir, settings.dir_mode, settings.file_mode)
@@ -153,8 +156,13 @@ def assess_again(boot: Boot) -> Assessment:
         stores = _in_turn(local_store, shared_store)
         return stand_in.find(stores, settings.checkpoint, word, commit)
 
+    def asking() -> None:
+        boot.log.line("engine.asked", "asking vLLM how it reads the words, some seconds")
+
     source = SourceView(boot.environ, memory, boot.log, find_stand_in)
-    resolved = resolve(engine, boot.words, boot.environ, memory, source.identify, source.borrow)
+    resolved = resolve(
+        engine, boot.words, boot.environ, memory, source.identify, source.borrow, asking
+    )
     if isinstance(resolved, WordsRefused):
         text = f"{_nowhere(boot.words)}vLLM does not take these words: {resolved.message}"
         wish = Obstacle("engine.rejected", text, exit_code=2, is_wish=True)

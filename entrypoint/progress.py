@@ -21,12 +21,21 @@ PROGRESS_SECONDS: Final = 5.0
 class Progress:
     """Tells of one step, whose `total` bytes may be a guess. A bar is gone when the block ends.
 
-    What was `there` before counts as done when it is heard of, and not as moved.
+    What was `there` before counts as done when it is heard of, and not as moved. `first` says what
+    goes on as long as nothing is done.
     """
 
-    def __init__(self, log: Log, status: Reporter, verb: str, total: int, there: int = 0) -> None:
+    def __init__(
+        self,
+        log: Log,
+        status: Reporter,
+        verb: str,
+        total: int,
+        there: int = 0,
+        first: str = "nothing is done yet",
+    ) -> None:
         self._log, self._status, self._verb, self._total = log, status, verb, total
-        self._done, self._there = 0, there
+        self._done, self._there, self._first = 0, there, first
         self._started = self._said = time.monotonic()
         self._bar: tqdm | None = None
 
@@ -61,7 +70,7 @@ class Progress:
     def _line(self) -> str:
         rate = self._done / (self._said - self._started)
         if not rate:
-            return "nothing is written yet"
+            return self._first
         left = max(0, self._total - self._done) / rate
         text = f"{human_bytes(self._done)} of {human_bytes(self._total)}"
         return f"{text}, {human_bytes(rate)}/s, {left:.0f} s to go"

@@ -260,7 +260,7 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
         log.line("prove", text)
         boot.status.phase("proving", text)
 
-    progress = Progress(log, boot.status, "save", expected)
+    progress = Progress(log, boot.status, "save", expected, first="vLLM is loading the model")
     order = saver.Order(
         settings=settings,
         engine=assessment.engine,

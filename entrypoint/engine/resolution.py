@@ -114,12 +114,14 @@ def resolve(
     memory: Memory,
     identify: Callable[[str, str | None], Identity | None],
     borrow: Callable[[str, str | None], AbstractContextManager[str | None]] = nothing_to_borrow,
+    asking: Callable[[], None] = lambda: None,
 ) -> Resolution | WordsRefused:
     """Return how this vLLM reads `words` (all after `vllm serve`), from memory where possible.
 
     `identify(model word, revision)` looks at the source; None means that it hangs, and then the
     last answer counts. `borrow` yields a directory with the config of a model that is not here, or
-    None. Raises: EngineError when vLLM can be asked neither way; what `borrow` raises.
+    None. `asking` is called before vLLM is asked, which takes seconds.
+    Raises: EngineError when vLLM can be asked neither way; what `borrow` raises.
     """
     environ = with_plugin(environ)
     engine_question = digest_json([engine.path, engine.interpreter])
@@ -128,6 +130,7 @@ def resolve(
         remembered = _recall(memory, _asked(engine, words, environ, about), identify)
         if remembered is not None:
             return _read(remembered, words, about)
+    asking()
     answer = _ask(engine, words, environ)
     if answer["status"] != "ok" and isinstance(unread := answer.get("model"), dict):
         # vLLM took the words, and could not make a config of them: perhaps for want of the model's.

@@ -19,10 +19,11 @@ from entrypoint.state.ledger import Ledger
 def test_the_first_boot_saves_and_the_second_finds_it(house: House) -> None:
     first = house.serve()
     assert first.status == 0, first.stderr
-    assert first.events[-3:] == ["local.absent", "save.done", "local.hit"]
+    assert first.events[-4:] == ["engine.asked", "local.absent", "save.done", "local.hit"]
     before = snapshot(house.local)
     second = house.serve()
     assert second.events[-1:] == ["local.hit"]
+    assert "engine.asked" not in second.events
     assert second.lasting_words == first.lasting_words
     assert house.calls == ["resolve", "save", "serve", "serve"]
     # A hit makes no mutating call inside a store.
