@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def closed(schema: Any) -> Any:
 def test_init_and_server_see_the_same_machine(which: str) -> None:
     spec = dict(pods())[which]["spec"]
     (pull,), (vllm, *_) = spec["initContainers"], spec["containers"]
-    for name in ("image", "env", "resources", "securityContext", "volumeMounts"):
+    for name in ("image", "args", "env", "resources", "securityContext", "volumeMounts"):
         assert pull[name] == vllm[name], name
     mounted = {mount["name"] for mount in vllm["volumeMounts"]}
     assert mounted == {volume["name"] for volume in spec["volumes"]}
@@ -93,6 +94,31 @@ def test_the_sidecar_shares_the_servers_stores_and_none_of_its_gpus() -> None:
     listen = {each["name"]: each["value"] for each in sidecar["env"]}["SHARDBOOT_LISTEN"]
     (port,) = sidecar["ports"]
     assert listen == f"0.0.0.0:{port['containerPort']}"
+
+
+@pytest.mark.parametrize("which", ["deployment", "leaderworkerset"])
+@pytest.mark.parametrize("container", ["pull", "vllm"])
+def test_words_reach_shardboot_as_they_are(which: str, container: str, tmp_path: Path) -> None:
+    words = ["/models/llama 3", "--speculative-config", '{"method": "ngram", "a": "$b *"}']
+    assert called(dict(pods())[which]["spec"], container, words, tmp_path)[1:] == words
+
+
+def test_only_the_leader_of_a_group_answers_http(tmp_path: Path) -> None:
+    spec = dict(pods())["leaderworkerset"]["spec"]
+    assert called(spec, "vllm", ["m"], tmp_path, index=0) == ["serve", "m"]
+    assert called(spec, "vllm", ["m"], tmp_path, index=1) == ["serve", "m", "--headless"]
+
+
+def called(spec: Any, container: str, words: list[str], room: Path, index: int = 0) -> list[str]:
+    """Return what shardboot gets where these are the words of a container."""
+    (found,) = (c for c in spec["initContainers"] + spec["containers"] if c["name"] == container)
+    program = room / "shardboot"
+    program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    program.chmod(0o755)
+    environ = {"PATH": f"{room}:/usr/bin:/bin", "LWS_WORKER_INDEX": str(index)}
+    command = [*found["command"], *words]
+    done = subprocess.run(command, check=True, env=environ, capture_output=True, text=True)
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
