@@ -30,14 +30,16 @@ ARG EXTRAS=
 # Into the Python behind `vllm`, whose plugins it must be one of. The bytecode does not go by the
 # time of its source, which some builders set back. What else has none there gets it, too: only root
 # could write it later, and without it each of vLLM's processes takes 2.5 times as long to import. But
-# that is checked against its source: an image on top of this one may change it.
+# that is checked against its source: an image on top of this one may change it. Files that are no
+# Python, as templates, are said and do without; a file that cannot be written ends the build.
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python="$(sed -n '1s/^#!//p' "$(command -v vllm)")" \
     && "$python" -m pip install --no-cache-dir --disable-pip-version-check \
         --root-user-action=ignore "$(echo /wheels/*.whl)${EXTRAS:+[$EXTRAS]}" \
     && package="$("$python" -I -c 'import entrypoint; print(entrypoint.__path__[0])')" \
-    && { "$python" -m compileall -qq -j 0 --invalidation-mode checked-hash \
-        "$(dirname "$package")" || echo 'some of it is no Python'; } \
+    && { said="$("$python" -W ignore -m compileall -q -j 0 --invalidation-mode checked-hash \
+        "$(dirname "$package")" 2>&1)" || echo "$said"; } \
+    && case "$said" in *'Error: [Errno '*|*'Traceback (most'*) exit 1 ;; esac \
     && "$python" -m compileall -q -f --invalidation-mode unchecked-hash "$package" \
     && shardboot --version
 

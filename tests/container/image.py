@@ -103,27 +103,40 @@ def make_way(root: Path, mounted: list[Path]) -> None:
 
 
 def install_vllm(home: Path) -> None:
-    """Make a Python that has everything of ours but shardboot, and a `vllm` that it runs."""
+    """Make a Python that has everything of ours but shardboot, and a `vllm` that it runs.
+
+    Beside it lie a module without bytecode, and a file that is no Python.
+    """
     venv.create(home, symlinks=True)
     (site,) = home.glob("lib/python*/site-packages")
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if "shardboot" not in entry.name:
+        # Bytecode is made in the image itself.
+        if "shardboot" not in entry.name and entry.name != "__pycache__":
             (site / entry.name).symlink_to(entry)
+    (site / "beside.py").write_text("told = 1\n")
+    (site / "template.py").write_text("{{ told }} = 1\n")
     _, _, script = Path(sys.executable).with_name("vllm").read_text().partition("\n")
     vllm = home / "bin" / "vllm"
     vllm.write_text(f"#!{VLLM_HOME}/bin/python3\n{script}")
     vllm.chmod(0o755)
 
 
-def build(tag: str, base: str, checkout: Path = ROOT) -> None:
+def build(tag: str, base: str, checkout: Path = ROOT, kind: str = "docker") -> None:
+    """Build the Dockerfile as an image of that kind; fails where it cannot be built."""
+    done = try_to_build(tag, base, checkout, kind)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def try_to_build(
+    tag: str, base: str, checkout: Path = ROOT, kind: str = "docker"
+) -> subprocess.CompletedProcess[str]:
     """Build the Dockerfile without any network: vLLM's image has all that shardboot needs.
 
     All that it adds is dated as its bytecode is: at no time.
     """
-    words = ["--format", "docker", "--layers=false", "--network", "none", *limits(), *volumes()]
+    words = ["--format", kind, "--layers=false", "--network", "none", *limits(), *volumes()]
     words += ["--timestamp", "0", "--build-arg", f"VLLM_IMAGE={base}", "--tag", tag, str(checkout)]
-    done = podman("build", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
+    return podman("build", *words)
 
 
 def podman(*words: str) -> subprocess.CompletedProcess[str]:

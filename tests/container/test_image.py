@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from container.harness import DATA, once
-from container.image import ROOT, VLLM_HOME, base_of, build, podman
+from container.image import ROOT, VLLM_HOME, base_of, build, last_line, limits, podman, try_to_build
 from container.node import SERVICE, Node
 
 from entrypoint import __version__
@@ -19,10 +19,11 @@ from entrypoint import __version__
 pytestmark = pytest.mark.container
 
 NO_BOOT = f"{DATA}/state: no boot left a status\n"
+SITE = f"{VLLM_HOME}/lib/python3*/site-packages"
 
 FACTS = """\
 import importlib.metadata, json, os, pathlib, pwd, shutil
-import entrypoint
+import beside, entrypoint
 package = pathlib.Path(entrypoint.__file__).parent
 code = [path.read_bytes()[4:8] for path in package.rglob("*.pyc")]
 found = importlib.metadata.entry_points(group="vllm.general_plugins", name="shardboot")
@@ -36,6 +37,7 @@ print(json.dumps({
     "sources": len(list(package.rglob("*.py"))),
     "code": len(code),
     "unchecked": code.count(b"\\x01\\0\\0\\0"),
+    "beside": list(pathlib.Path(beside.__cached__).read_bytes()[4:8]),
     "left": [name for name in ("/src", "/wheels", "/root/.cache") if os.path.exists(name)],
 }))
 """
@@ -74,11 +76,38 @@ def test_its_bytecode_is_there_whatever_the_time_of_its_source(facts: dict[str, 
     assert facts["sources"] == facts["code"] == facts["unchecked"] > 50
 
 
+def test_what_others_left_without_bytecode_has_it_and_it_goes_by_the_source(
+    image: str, facts: dict[str, Any]
+) -> None:
+    # Checked, by the source's hash: as of PEP 552.
+    assert facts["beside"] == [3, 0, 0, 0]
+    # As an image on top of ours may.
+    changed = (
+        f"echo 'told = 2' >$(echo {SITE}/beside.py); python3 -c 'import beside; print(beside.told)'"
+    )
+    done = once(image, "sh", "-euc", changed)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+def test_bytecode_that_cannot_be_written_ends_the_build(image: str, tmp_path: Path) -> None:
+    shut = f"cd {SITE} && mkdir shut && touch shut/module.py shut/__pycache__"
+    (tmp_path / "Dockerfile").write_text(f"FROM {base_of(image)}\nRUN {shut}\n")
+    base, tag = f"{image}-shut", f"{image}-never"
+    done = podman("build", "--network", "none", *limits(), "--tag", base, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    try:
+        done = try_to_build(tag, base)
+        assert "/shut/module.py" in done.stdout
+        assert done.returncode != 0, last_line(done.stderr)
+    finally:
+        podman("rmi", "--force", tag, base)
+
+
 def test_nothing_of_the_build_is_left(facts: dict[str, Any]) -> None:
     assert facts["left"] == []
 
 
-def test_another_checkout_at_another_time_makes_the_same_layers(image: str, tmp_path: Path) -> None:
+def test_another_checkout_at_another_time_makes_the_same_image(image: str, tmp_path: Path) -> None:
     for name in ("Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, tmp_path / name)
     copied = shutil.ignore_patterns("__pycache__")
@@ -86,13 +115,16 @@ def test_another_checkout_at_another_time_makes_the_same_layers(image: str, tmp_
     for path in tmp_path.rglob("*"):
         path.chmod(0o775 if path.is_dir() else 0o660)
         os.utime(path, (10**9, 10**9))
-    again = f"{image}-again"
-    build(again, base_of(image), tmp_path)
+    one, other = f"{image}-one", f"{image}-other"
     try:
-        first, second = json.loads(podman("image", "inspect", image, again).stdout)
-        assert second["RootFS"]["Layers"] == first["RootFS"]["Layers"]
+        # Docker's format holds the names of the containers that built it.
+        build(one, base_of(image), kind="oci")
+        build(other, base_of(image), tmp_path, kind="oci")
+        found = json.loads(podman("image", "inspect", one, other, image).stdout)
+        assert found[0]["Id"] == found[1]["Id"]
+        assert found[0]["RootFS"]["Layers"] == found[2]["RootFS"]["Layers"]
     finally:
-        podman("rmi", "--force", again)
+        podman("rmi", "--force", one, other)
 
 
 def test_the_service_user_has_a_home_and_the_volume(facts: dict[str, Any]) -> None:
