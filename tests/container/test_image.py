@@ -188,3 +188,9 @@ def test_a_command_of_ours_is_run(node: Node) -> None:
     done = node.once("list")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(node.store.names()[0])
+
+
+def test_a_fresh_volume_has_no_checkpoints_yet(image: str) -> None:
+    done = once(image, "list")
+    said = f"{DATA}/checkpoints: not there yet, so no checkpoints\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
