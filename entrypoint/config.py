@@ -260,7 +260,7 @@ OPTIONS: tuple[Option, ...] = (
             Option(
                 "watch_interval",
                 "1min",
-                spelling.seconds,
+                spelling.period,
                 "how often boots and stores are looked at",
                 "TIME",
             ),

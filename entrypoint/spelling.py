@@ -103,11 +103,28 @@ def seconds(word: str) -> float:
     return _quantity(word, _SECONDS, "a time such as 90s or 1h")
 
 
+LEAST_PERIOD = 1.0
+"""Seconds: what is done again and again without a rest leaves nothing to others."""
+
+
+def period(word: str) -> float:
+    """Return the seconds of a time of one second at least."""
+    return _at_least(LEAST_PERIOD, seconds(word), word)
+
+
 def interval(word: str) -> float:
-    """Return the seconds of a time, infinity for never."""
+    """Return the seconds of a time of one second at least, infinity for never."""
     if word == "never":
         return math.inf
-    return _quantity(word, _SECONDS, "a time such as 90s or 1h, or never")
+    found = _quantity(word, _SECONDS, "a time such as 90s or 1h, or never")
+    return _at_least(LEAST_PERIOD, found, word)
+
+
+def _at_least(least: float, found: float, word: str) -> float:
+    if found < least:
+        msg = f"expected {least:g} s or more, found {word!r}"
+        raise ValueError(msg)
+    return found
 
 
 _MOST_PORTS = 65535

@@ -159,6 +159,7 @@ class House:
         self,
         *words: object,
         prefix: Sequence[str] = (),
+        launch: str = LAUNCH,
         stdout: Any = subprocess.PIPE,
         stderr: Any = subprocess.PIPE,
         **more: Any,
@@ -166,7 +167,7 @@ class House:
         """Start the command line; `more` are environment variables, None to leave one out."""
         environ = {k: str(v) for k, v in (self.environ | more).items() if v is not None}
         process = subprocess.Popen(
-            [*prefix, self.python, "-c", LAUNCH, *map(str, words)],
+            [*prefix, self.python, "-c", launch, *map(str, words)],
             env=environ,
             cwd=self.root,
             stdin=subprocess.PIPE,

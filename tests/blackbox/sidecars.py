@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from blackbox.harness import House
+from blackbox.harness import LAUNCH, House
 from prometheus_client.parser import text_string_to_metric_families
 
 SECONDS = 30.0
 LOOKS = 200
+HASTY = f"from entrypoint import spelling; spelling.LEAST_PERIOD = 0.0; {LAUNCH}"
+"""Tests would wait for the second that lies between two looks at least."""
 OFTEN = ("--watch-interval", "0.02s", "--collect-interval", "never", "--listen", "127.0.0.1:0")
 
 
@@ -101,7 +103,7 @@ def _spelled(sample: Any) -> str:
 @contextmanager
 def sidecar(house: House, *words: object, **more: Any) -> Iterator[Sidecar]:
     """Run one that looks all the time, until the block ends."""
-    more = {"SHARDBOOT_SHARED": house.shared} | more
+    more = {"SHARDBOOT_SHARED": house.shared, "launch": HASTY} | more
     process = house.start("sidecar", *OFTEN, *words, **more)
     running = Sidecar(process)
     try:

@@ -195,7 +195,8 @@ def test_other_peoples_variables_are_nobodys_business() -> None:
         ("shared", "", None),
         ("listen", "[::]:0", Place("::", 0)),
         ("listen", "localhost:08040", Place("localhost", 8040)),
-        ("collect_interval", "0", 0.0),
+        ("collect_interval", "1", 1.0),
+        ("scrub_interval", "never", math.inf),
     ],
 )
 def test_sizes_times_and_modes_mean_what_they_say(name: str, word: str, expected: object) -> None:
@@ -232,6 +233,9 @@ def test_sizes_times_and_modes_mean_what_they_say(name: str, word: str, expected
           ("", "8040", ":8040", "host", "host:", "host:65536", "host:x", "::1:80", "[x]:1")),
         ("collect_interval", "always", "or never"),
         ("scrub_interval", "", "or never"),
+        *((name, word, "expected 1 s or more, found") for word in ("0", "0.999s")
+          for name in ("watch_interval", "collect_interval", "scrub_interval")),
+        ("watch_interval", "never", "a time such as"),
         ("scrub_rate", "0", "at least one byte"),
     ],
 )  # fmt: skip
