@@ -33,7 +33,7 @@ def run(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
     log = Log("sidecar", as_json=settings.log_format == "json")
     node = Node(settings, environ, log)
     every = jobs_of(node)
-    node.metrics.watch(lambda: node.sight, every, settings.local_dir)
+    node.metrics.watch(lambda: node.sight, every)
     listener = Listener(settings.listen, pages_of(node, every))
     listener.start()
     names = ", ".join(job.name for job in every)

@@ -2,20 +2,25 @@
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
-import signal
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from entrypoint.errors import ConfigError
+from entrypoint.sidecar.threads import without_signals
 from entrypoint.spelling import Place
 
 MOST_AT_ONCE: Final = 16
 SECONDS: Final = 5.0
-"""How long somebody may take to ask, and to take the answer."""
+"""How long somebody may take to ask, and to take the answer, both together."""
+
+LEAVE_SECONDS: Final = 0.1
+"""How long one who is ended takes to make place, at most."""
 
 TEXT: Final = "text/plain; charset=utf-8"
 
@@ -32,7 +37,11 @@ Pages = Mapping[str, Callable[[], Page]]
 
 
 class Listener(ThreadingHTTPServer):
-    """Answers on one place, in threads of its own; who is one too many is not heard."""
+    """Answers on one place, in threads of its own.
+
+    Where all places are taken, whoever has had one for longest makes way: an answer takes
+    milliseconds, so that one is slow. Nobody keeps a place for longer than `SECONDS`.
+    """
 
     daemon_threads = True
 
@@ -40,6 +49,8 @@ class Listener(ThreadingHTTPServer):
         """Listen, and answer once told to `start`. Raises: ConfigError where that cannot be."""
         self.pages = pages
         self._seats = threading.BoundedSemaphore(MOST_AT_ONCE)
+        # Who came when, in that order.
+        self._came: dict[socket.socket, float] = {}
         self.address_family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
         try:
             super().__init__(place, _Asked)
@@ -49,11 +60,8 @@ class Listener(ThreadingHTTPServer):
 
     def start(self) -> None:
         """Answer from now on, in a thread that no signal is given to."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
+        with without_signals():
             threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def place(self) -> Place:
@@ -68,23 +76,49 @@ class Listener(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread."""
         if not self._seats.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
+            slowest = next(iter(self._came.copy()), None)
+            if slowest is not None:
+                _end(slowest)
+            if not self._seats.acquire(timeout=LEAVE_SECONDS):
+                self.shutdown_request(request)
+                return
+        self._came[request] = time.monotonic()
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:
+            # No thread is to be had.
+            self._leave(request)
+            raise
+
+    def service_actions(self) -> None:
+        """End whoever has taken too long, however slowly they go on; called twice a second."""
+        latest = time.monotonic() - SECONDS
+        for request, came in self._came.copy().items():
+            if came < latest:
+                _end(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Give the seat back when the answer is given."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._seats.release()
+            self._leave(request)
+
+    def _leave(self, request: socket.socket) -> None:
+        self._came.pop(request, None)
+        self._seats.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of who went away before they had their answer."""
 
 
+def _end(request: socket.socket) -> None:
+    """Have whoever reads from it, or writes to it, come to an end."""
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
+
 class _Asked(BaseHTTPRequestHandler):
-    timeout: ClassVar[float] = SECONDS
     server: Listener
     server_version = "shardboot"
     sys_version = ""

@@ -2,10 +2,8 @@
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
-import os
 from collections import Counter as Count
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from prometheus_client import (
@@ -31,7 +29,7 @@ class Sight(NamedTuple):
 
     `scrubbed`: when the checkpoint was read that was read longest ago, in seconds since 1970, 0
     where one never was, None where there is none. `waiting`: how many are newer in the shared
-    store.
+    store. `free`: bytes on the disk of the local store, None where they are not known.
     """
 
     stores: dict[str, StoreView] = {}  # noqa: RUF012 - never changed, only replaced
@@ -39,6 +37,7 @@ class Sight(NamedTuple):
     boots: tuple[Report, ...] = ()
     scrubbed: float | None = None
     waiting: int = 0
+    free: int | None = None
 
 
 class Metrics:
@@ -63,9 +62,9 @@ class Metrics:
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"shardboot_{name}", text, registry=self.registry)
 
-    def watch(self, sight: Callable[[], Sight], jobs: Sequence[Job], local_dir: Path) -> None:
+    def watch(self, sight: Callable[[], Sight], jobs: Sequence[Job]) -> None:
         """Tell from now on what is in sight, and how the jobs do."""
-        self.registry.register(_Seen(sight, jobs, local_dir))
+        self.registry.register(_Seen(sight, jobs))
 
     def text(self) -> str:
         """Return the page."""
@@ -73,8 +72,8 @@ class Metrics:
 
 
 class _Seen(Collector):
-    def __init__(self, sight: Callable[[], Sight], jobs: Sequence[Job], local_dir: Path) -> None:
-        self._sight, self._jobs, self._local_dir = sight, jobs, local_dir
+    def __init__(self, sight: Callable[[], Sight], jobs: Sequence[Job]) -> None:
+        self._sight, self._jobs = sight, jobs
 
     def collect(self) -> Iterator[Metric]:
         sight = self._sight()
@@ -85,12 +84,9 @@ class _Seen(Collector):
         if sight.scrubbed is not None:
             text = "When the local checkpoint was read whose last scrub is longest ago; 0 for never"
             yield _gauge("scrub_oldest_timestamp_seconds", text, sight.scrubbed)
-        try:
-            room = os.statvfs(self._local_dir)
-        except OSError:
-            return
-        text = "Bytes free on the disk of the local store"
-        yield _gauge("local_free_bytes", text, room.f_bavail * room.f_frsize)
+        if sight.free is not None:
+            text = "Bytes free on the disk of the local store"
+            yield _gauge("local_free_bytes", text, sight.free)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from entrypoint.assess import STORE_SECONDS, Boot, answers
@@ -43,7 +45,8 @@ class Node:
     def look(self) -> tuple[float, ...]:
         """Look at the boots of this node, and at its store. Raises: StoreError."""
         root = self.settings.state_dir
-        self.sight = self.sight._replace(boots=tuple(check_shown(root, ASK_SECONDS)))
+        boots = tuple(check_shown(root, ASK_SECONDS))
+        self.sight = self.sight._replace(boots=boots, free=_free(self.settings.local_dir))
         try:
             told = self._history.told()
             view = see_local(self.local, self._manifests, self.boot.memory, told.uses)
@@ -75,6 +78,15 @@ class Node:
         """Return the checkpoints of a store as they were last seen; none where it was not."""
         view = self.sight.stores.get(store)
         return view.seen if view else ()
+
+
+def _free(directory: Path) -> int | None:
+    # Here and not where it is asked for: the mount may be dead, and HTTP waits for nobody.
+    try:
+        room = os.statvfs(directory)
+    except OSError:
+        return None
+    return room.f_bavail * room.f_frsize
 
 
 def now() -> float:
