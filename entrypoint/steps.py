@@ -6,6 +6,7 @@ checkpoint of the same name, and those evicted for room.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, TypeVar
 from entrypoint import compiled
 from entrypoint.assess import Assessment, Boot, answers, assess_again
 from entrypoint.checkpoint.finding import Complete, Damaged, Finding, Rejected
+from entrypoint.checkpoint.inspect import verify_deep
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.engine.resolution import Resolution
 from entrypoint.errors import (
     ConfigError,
+    DamagedError,
     ManifestError,
     NotFoundError,
     ShardbootError,
@@ -32,7 +35,7 @@ from entrypoint.state.ledger import Ledger
 from entrypoint.store import lock
 from entrypoint.store.base import CheckpointStaging, CheckpointStore
 from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.look import manifest_of
+from entrypoint.store.look import manifest_of, remember_look
 
 if TYPE_CHECKING:
     from entrypoint.assembly import Subject
@@ -310,29 +313,60 @@ def _publish(boot: Boot, assessment: Assessment, manifest: Manifest) -> None:
 
 
 def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
-    """Copy a local checkpoint to the shared store, where other nodes' are never evicted.
+    """Copy a local checkpoint to the shared store.
 
-    Raises: ConfigError without one; NotFoundError where only some ranks are here; SpaceError;
-    StoreError.
+    Raises: ConfigError without one; as `publish`.
     """
-    from entrypoint.store import space  # noqa: PLC0415 - a hit pushes nothing
-
     if assessment.shared_store is None:
         msg = "there is no shared store"
         raise ConfigError(msg, hint="set --shared")
-    store, ranks = assessment.shared_store, manifest.layout.ranks
-    if set(ranks) - set(held := assessment.local_store.ranks(manifest)):
+    return publish(boot, assessment.local_store, assessment.shared_store, manifest)
+
+
+def publish(
+    boot: Boot, source: DirectoryStore, target: CheckpointStore, manifest: Manifest
+) -> Manifest:
+    """Copy a checkpoint to a store of many nodes, where theirs are never evicted.
+
+    One that is found damaged on the way is known to be so from then on.
+    Raises: NotFoundError where only some ranks are here; StoreError; SpaceError; StagingError;
+    DamagedError.
+    """
+    from entrypoint.store import space  # noqa: PLC0415 - a hit pushes nothing
+
+    ranks = manifest.layout.ranks
+    if set(ranks) - set(held := source.ranks(manifest)):
         said = manifest.layout.in_words(held)
         msg = f"{manifest.name}: the local store has {said} only, and a push takes all"
         raise NotFoundError(msg, hint="push it from the machine that saved it")
-    if not answers(store):
-        raise StoreError(f"{store.where} does not answer")
-    with store.stage(manifest.name, manifest.content) as staging:
-        if isinstance(store, DirectoryStore):
+    if not answers(target):
+        raise StoreError(f"{target.where} does not answer")
+    if isinstance(target, DirectoryStore) and not _takes_names(target.root):
+        raise StoreError(f"{target.where}: uid {os.geteuid()} may not write there")
+    with target.stage(manifest.name, manifest.content) as staging:
+        if isinstance(target, DirectoryStore):
             needed = manifest.size - staging.room_taken(manifest.files)
-            space.require_room(store.root, needed, space.Limits(boot.settings.reserve_bytes))
-        source = assessment.local_store
-        return transport(boot, source, staging, manifest, ranks, "push", store.where)
+            space.require_room(target.root, needed, space.Limits(boot.settings.reserve_bytes))
+        try:
+            return transport(boot, source, staging, manifest, ranks, "push", target.where)
+        except DamagedError:
+            _know_damage(boot, source.path(manifest.name), manifest)
+            raise
+
+
+def _know_damage(boot: Boot, directory: Path, manifest: Manifest) -> None:
+    """Look at every byte again, and remember what is wrong: read wrong once, it may be right."""
+    try:
+        wrong = verify_deep(directory, manifest, manifest.layout.ranks)
+    except OSError:
+        return
+    if wrong:
+        remember_look(directory, manifest, wrong, boot.memory)
+
+
+def _takes_names(root: Path) -> bool:
+    """Tell whether what was copied could get its name; one that is not there yet will be made."""
+    return not os.path.isdir(root) or os.access(root, os.W_OK | os.X_OK)
 
 
 def wanted_checkpoint(boot: Boot, assessment: Assessment) -> Manifest:

@@ -10,7 +10,7 @@ from typing import Final
 from entrypoint import compiled, steps
 from entrypoint.caches.collect import collect as collect_caches
 from entrypoint.checkpoint.manifest import Manifest
-from entrypoint.errors import DamagedError, LockTimeoutError, StoreError
+from entrypoint.errors import DamagedError, LockTimeoutError
 from entrypoint.keep import rules_for
 from entrypoint.log import human_bytes
 from entrypoint.obstacles import unwritable
@@ -18,7 +18,7 @@ from entrypoint.sidecar.choice import Fetch, Past, to_fetch, to_publish
 from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.node import Node, now
 from entrypoint.store import lease, lock, space
-from entrypoint.store.base import CheckpointStaging, CheckpointStore
+from entrypoint.store.base import CheckpointStore
 from entrypoint.store.collect import collect as collect_checkpoints
 from entrypoint.store.collect import make_room
 from entrypoint.store.directory import DirectoryStore
@@ -169,7 +169,7 @@ class Publish:
         self._node, self._published = node, Done(node.boot.memory, "published")
 
     def run(self) -> Iterator[float]:
-        """Push all that may be served. Raises: as `steps.transport`; SpaceError; StoreError."""
+        """Push all that may be served. Raises: as `steps.publish`."""
         node = self._node
         view = node.sight.stores.get("shared")
         if node.shared is None or view is None or view.error:
@@ -179,23 +179,7 @@ class Publish:
         for each in to_publish(here, view.seen, os.uname().nodename, published):
             yield 0.0
             manifest = find_by_name(node.local, each.name)
-            with _staged(node.shared, manifest, node.settings.reserve_bytes) as staging:
-                steps.transport(
-                    *(node.boot, node.local, staging, manifest, each.ranks),
-                    *("push", node.shared.where),
-                )
+            steps.publish(node.boot, node.local, node.shared, manifest)
             self._published.note(each.content, now())
             node.metrics.published.inc()
             node.metrics.published_bytes.inc(manifest.size)
-
-
-def _staged(target: CheckpointStore, manifest: Manifest, reserve: int) -> CheckpointStaging:
-    """Begin to build a checkpoint in the shared store, if there is room: nothing is evicted there.
-
-    Raises: StoreError; StagingError; SpaceError.
-    """
-    if isinstance(target, DirectoryStore):
-        if not os.access(target.root, os.W_OK | os.X_OK):
-            raise StoreError(f"{target.where}: uid {os.geteuid()} may not write there")
-        space.require_room(target.root, manifest.size, space.Limits(reserve))
-    return target.stage(manifest.name, manifest.content)

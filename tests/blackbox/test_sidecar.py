@@ -22,6 +22,8 @@ from entrypoint.store import lock
 
 NOT_RUNNING = {"pid": 1, "pid_start": 0}
 OTHER_JOBS_REST = ("--scrub-interval", "never")
+POWERLESS = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search,-fowner")
+"""Who is root may write anywhere, but for this."""
 
 
 def release(root: Path, month: int) -> Manifest:
@@ -158,18 +160,45 @@ def test_a_save_that_was_loaded_is_published_once(house: House) -> None:
     assert not (house.shared / name).exists()
 
 
+def test_a_save_that_is_damaged_is_known_to_be_so_once_it_was_to_be_published(
+    house: House,
+) -> None:
+    house.serve()
+    note(house, "loaded")
+    (name,) = house.store.names()
+    flip(house.local / name)
+    with sidecar(house, "--publish", *OTHER_JOBS_REST) as running:
+        assert "BLAKE3 expected" in running.wait_for("job.failed")
+        found = running.wait_until('shardboot_checkpoints{state="damaged",store="local"}', 1)
+        rounds = found['shardboot_job_runs_total{job="publish"}']
+        found = running.wait_until('shardboot_job_runs_total{job="publish"}', rounds + 2)
+        assert found['shardboot_job_failures_total{job="publish"}'] == 1
+    assert not (house.shared / name).exists()
+    assert house.run("verify").status == 21
+
+
+def test_nothing_is_read_for_a_shared_store_that_takes_no_names(house: House) -> None:
+    house.serve()
+    note(house, "loaded")
+    # Staging alone could be written.
+    (house.shared / ".staging").mkdir(mode=0o777)
+    house.shared.chmod(0o555)
+    prefix = POWERLESS if is_root() else ()
+    with sidecar(house, "--publish", *OTHER_JOBS_REST, prefix=prefix) as running:
+        assert "may not write there" in running.wait_for("job.failed")
+    assert "push" not in running.said
+    assert not list(staged(house.shared))
+    house.shared.chmod(0o755)
+
+
 def test_a_store_that_may_not_be_written_is_looked_at_and_told_of(
     house: House, served: Manifest
 ) -> None:
     release(house.shared, 2)
     house.local.chmod(0o555)
-    # Who is root may write anywhere, but for this.
-    powerless = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search,-fowner")
     before = snapshot(house.local)
-    words = ("sidecar", "--watch-interval", "0.02s", "--collect-interval", "0", "--grace", "0")
-    with sidecar(
-        house, *words[1:], "--listen", "127.0.0.1:0", prefix=powerless if is_root() else ()
-    ) as running:
+    words, prefix = ("--collect-interval", "0", "--grace", "0"), POWERLESS if is_root() else ()
+    with sidecar(house, *words, prefix=prefix) as running:
         assert "only looking" in running.wait_for("local.unwritable")
         found = running.wait_until('shardboot_job_runs_total{job="collect"}', 2)
         found = running.wait_until('shardboot_job_runs_total{job="prefetch"}', 2)
@@ -232,6 +261,13 @@ def test_a_port_that_is_taken_is_one_line_and_a_matter_of_settings(house: House)
     error, hint = ended.stderr.splitlines()
     assert f"config.invalid: listen: 127.0.0.1:{port}: Address already in use" in error
     assert "--listen" in hint
+
+
+def test_a_loop_without_rests_is_refused_in_one_line(house: House) -> None:
+    ended = house.run("sidecar", "--watch-interval", "0")
+    assert ended.status == 10
+    assert "--watch-interval: expected 1 s or more, found '0'" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
 
 
 def test_it_keeps_neither_descriptors_nor_threads_over_many_rounds(
