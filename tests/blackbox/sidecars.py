@@ -103,8 +103,8 @@ def _spelled(sample: Any) -> str:
 @contextmanager
 def sidecar(house: House, *words: object, **more: Any) -> Iterator[Sidecar]:
     """Run one that looks all the time, until the block ends."""
-    more = {"SHARDBOOT_SHARED": house.shared, "launch": HASTY} | more
-    process = house.start("sidecar", *OFTEN, *words, **more)
+    more.setdefault("SHARDBOOT_SHARED", house.shared)
+    process = house.start("sidecar", *OFTEN, *words, launch=HASTY, **more)
     running = Sidecar(process)
     try:
         yield running
