@@ -18,6 +18,7 @@ from entrypoint.sidecar.listener import Listener, Page, Pages
 from entrypoint.sidecar.loop import Job
 from entrypoint.sidecar.node import Node
 from entrypoint.sidecar.priority import stand_back
+from entrypoint.sidecar.publish import Publish
 from entrypoint.sidecar.scrub import Scrub
 
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
@@ -54,7 +55,7 @@ def jobs_of(node: Node) -> list[Job]:
         if settings.follow:
             found.append(Job("prefetch", often, jobs.Prefetch(node).run))
         if settings.publish:
-            found.append(Job("publish", often, jobs.Publish(node).run))
+            found.append(Job("publish", often, Publish(node).run))
     if settings.scrub_interval < math.inf:
         found.append(Job("scrub", often, Scrub(node).run))
     if collecting < math.inf:

@@ -1,4 +1,4 @@
-"""What the sidecar changes: it collects, prefetches and publishes, by the code of the commands."""
+"""What the sidecar changes here: it collects and prefetches, by the code of the commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from entrypoint.errors import DamagedError, LockTimeoutError
 from entrypoint.keep import rules_for
 from entrypoint.log import human_bytes
 from entrypoint.obstacles import unwritable
-from entrypoint.sidecar.choice import Fetch, Past, to_fetch, to_publish
+from entrypoint.sidecar.choice import Fetch, Past, to_fetch
 from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.node import Node, now
 from entrypoint.store import lease, lock, space
@@ -47,6 +47,20 @@ def collect(node: Node) -> Iterator[float]:
     if count := sum(verdict.is_collected for verdict in checkpoints):
         node.metrics.collected.inc(count)
         node.look()
+
+
+def is_alone(node: Node, manifest: Manifest, stack: ExitStack) -> bool:
+    """Be the only process of this host that makes it until the block ends, as boots are.
+
+    Where one is at it already, it is left to that one. Raises: StoreError.
+    """
+    subject = manifest.key.subject(manifest.source.name)
+    path = steps.lock_file(node.settings.local_dir, subject)
+    try:
+        stack.enter_context(lock.exclusive(path, 0.0))
+    except LockTimeoutError:
+        return False
+    return True
 
 
 class Prefetch:
@@ -85,7 +99,7 @@ class Prefetch:
         node = self._node
         manifest = find_by_name(source, wanted.name)
         with ExitStack() as stack:
-            if manifest.content != wanted.content or not self._is_alone(manifest, stack):
+            if manifest.content != wanted.content or not is_alone(node, manifest, stack):
                 return
             if not self._is_our_turn(source, stack):
                 return
@@ -113,19 +127,6 @@ class Prefetch:
         self._fetched.note(manifest.content, now())
         node.metrics.prefetched.inc()
         node.metrics.prefetched_bytes.inc(size)
-
-    def _is_alone(self, manifest: Manifest, stack: ExitStack) -> bool:
-        """Be the only process of this host that makes it until the block ends, as boots are.
-
-        Where one is at it already, it is left to that one. Raises: StoreError.
-        """
-        subject = manifest.key.subject(manifest.source.name)
-        path = steps.lock_file(self._node.settings.local_dir, subject)
-        try:
-            stack.enter_context(lock.exclusive(path, 0.0))
-        except LockTimeoutError:
-            return False
-        return True
 
     def _is_our_turn(self, source: CheckpointStore, stack: ExitStack) -> bool:
         """Stand in line until the block ends, where only so many may copy at once."""
@@ -160,26 +161,3 @@ class Prefetch:
             staging.path,
             rules_for(settings, shared=False),
         )
-
-
-class Publish:
-    """The job that pushes what this host has saved, and the shared store lacks."""
-
-    def __init__(self, node: Node) -> None:
-        self._node, self._published = node, Done(node.boot.memory, "published")
-
-    def run(self) -> Iterator[float]:
-        """Push all that may be served. Raises: as `steps.publish`."""
-        node = self._node
-        view = node.sight.stores.get("shared")
-        if node.shared is None or view is None or view.error:
-            return
-        here = node.seen("local")
-        published = {each.content for each in here if self._published.when(each.content)}
-        for each in to_publish(here, view.seen, os.uname().nodename, published):
-            yield 0.0
-            manifest = find_by_name(node.local, each.name)
-            steps.publish(node.boot, node.local, node.shared, manifest)
-            self._published.note(each.content, now())
-            node.metrics.published.inc()
-            node.metrics.published_bytes.inc(manifest.size)

@@ -6,6 +6,7 @@ So nothing here ever competes with itself for the disk, and no job needs a lock 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import os
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -62,15 +63,19 @@ class Job:
             self.record = self.record._replace(
                 failures=before.failures + 1, in_row=in_row, began=0.0, error=str(error)
             )
-            wait = patience(self.interval, in_row)
+            wait = patience(self.interval, in_row, random.random())  # noqa: S311 - no secret
             say(f"{self.name}: {error}; the next try is in {wait:.0f} s")
         self._pieces = None
         return wait
 
 
-def patience(interval: float, failures: int) -> float:
-    """Return how long a job rests after so many failures in a row: up to 17 minutes longer."""
-    return interval + 2.0 ** min(failures, MOST_DOUBLINGS)
+def patience(interval: float, failures: int, chance: float) -> float:
+    """Return how long a job rests after so many failures in a row: up to 17 minutes longer.
+
+    Less up to half of that, by `chance` from 0 to 1: many hosts that failed at once, as when their
+    store went away, are not to come back at once.
+    """
+    return interval + 2.0 ** min(failures, MOST_DOUBLINGS) * (1.0 - chance / 2)
 
 
 def next_due(due: Mapping[str, float]) -> str:

@@ -24,6 +24,10 @@ HASTY = f"from entrypoint import spelling; spelling.LEAST_PERIOD = 0.0; {LAUNCH}
 """Tests would wait for the second that lies between two looks at least."""
 OFTEN = ("--watch-interval", "0.02s", "--collect-interval", "never", "--listen", "127.0.0.1:0")
 
+_WITHOUT = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search,-fowner")
+POWERLESS = _WITHOUT if os.geteuid() == 0 else ()
+"""To start a process with: who is root may write anywhere, but for this."""
+
 
 class Sidecar:
     """One process of `shardboot sidecar`."""

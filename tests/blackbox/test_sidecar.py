@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 from pathlib import Path
 
 import pytest
 from blackbox.harness import House, snapshot, staged
-from blackbox.sidecars import sidecar
+from blackbox.sidecars import POWERLESS, sidecar
 from blackbox.watching import note
 from checkpoints import make_checkpoint, make_key
 from releases import serve
@@ -22,8 +21,6 @@ from entrypoint.store import lock
 
 NOT_RUNNING = {"pid": 1, "pid_start": 0}
 OTHER_JOBS_REST = ("--scrub-interval", "never")
-POWERLESS = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search,-fowner")
-"""Who is root may write anywhere, but for this."""
 
 
 def release(root: Path, month: int) -> Manifest:
@@ -183,8 +180,7 @@ def test_nothing_is_read_for_a_shared_store_that_takes_no_names(house: House) ->
     # Staging alone could be written.
     (house.shared / ".staging").mkdir(mode=0o777)
     house.shared.chmod(0o555)
-    prefix = POWERLESS if is_root() else ()
-    with sidecar(house, "--publish", *OTHER_JOBS_REST, prefix=prefix) as running:
+    with sidecar(house, "--publish", *OTHER_JOBS_REST, prefix=POWERLESS) as running:
         assert "may not write there" in running.wait_for("job.failed")
     assert "push" not in running.said
     assert not list(staged(house.shared))
@@ -197,8 +193,8 @@ def test_a_store_that_may_not_be_written_is_looked_at_and_told_of(
     release(house.shared, 2)
     house.local.chmod(0o555)
     before = snapshot(house.local)
-    words, prefix = ("--collect-interval", "0", "--grace", "0"), POWERLESS if is_root() else ()
-    with sidecar(house, *words, prefix=prefix) as running:
+    words = ("--collect-interval", "0", "--grace", "0")
+    with sidecar(house, *words, prefix=POWERLESS) as running:
         assert "only looking" in running.wait_for("local.unwritable")
         found = running.wait_until('shardboot_job_runs_total{job="collect"}', 2)
         found = running.wait_until('shardboot_job_runs_total{job="prefetch"}', 2)
@@ -207,10 +203,6 @@ def test_a_store_that_may_not_be_written_is_looked_at_and_told_of(
         assert found['shardboot_job_failures_total{job="collect"}'] == 0
     assert snapshot(house.local) == before
     house.local.chmod(0o755)
-
-
-def is_root() -> bool:
-    return os.geteuid() == 0
 
 
 def test_a_store_that_is_away_fails_its_own_job_alone_and_is_caught_up_with(

@@ -21,6 +21,7 @@ from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.history import counted
 from entrypoint.sidecar.loop import Job, next_due, patience
 from entrypoint.sidecar.node import Node
+from entrypoint.sidecar.publish import Later
 from entrypoint.sidecar.view import (
     COMPLETE,
     DAMAGED,
@@ -235,7 +236,17 @@ def test_the_first_of_those_that_are_due_has_its_turn() -> None:
 
 
 def test_failures_are_waited_for_ever_longer_up_to_a_bound() -> None:
-    assert [patience(60, n) for n in (1, 2, 3, 10, 11, 100_000)] == [62, 64, 68, 1084, 1084, 1084]
+    rests = [patience(60, n, 0.0) for n in (1, 2, 3, 10, 11, 100_000)]
+    assert rests == [62, 64, 68, 1084, 1084, 1084]
+
+
+def test_hosts_that_failed_together_do_not_come_back_together() -> None:
+    assert [patience(60, 3, chance) for chance in (0.0, 0.5, 1.0)] == [68, 66, 64]
+
+
+@pytest.fixture
+def no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrypoint.sidecar.loop.random.random", lambda: 0.0)
 
 
 def test_a_job_is_done_piece_by_piece_and_then_rests_for_its_interval() -> None:
@@ -246,7 +257,7 @@ def test_a_job_is_done_piece_by_piece_and_then_rests_for_its_interval() -> None:
     assert job.record.succeeded
 
 
-def test_a_failure_is_one_line_and_what_comes_after_it_is_a_new_run() -> None:
+def test_a_failure_is_one_line_and_what_comes_after_it_is_a_new_run(no_chance: None) -> None:
     said: list[str] = []
 
     def work() -> Iterator[float]:
@@ -263,7 +274,7 @@ def test_a_failure_is_one_line_and_what_comes_after_it_is_a_new_run() -> None:
     assert (job.record.error, job.record.began) == ("[Errno 5] Input/output error", 0.0)
 
 
-def test_a_success_ends_a_row_of_failures() -> None:
+def test_a_success_ends_a_row_of_failures(no_chance: None) -> None:
     outcomes = iter([StoreError("gone"), None])
 
     def work() -> tuple[float, ...]:
@@ -359,6 +370,21 @@ def test_who_cannot_tell_whether_somebody_uses_it_takes_it_for_used(
     assert [each.running for each in see_local(store, manifests, memory, {}).seen] == [False]
     monkeypatch.setattr("entrypoint.store.lock.fcntl.flock", has_no_locks)
     assert [each.running for each in see_local(store, manifests, memory, {}).seen] == [True]
+
+
+def test_what_is_left_to_others_is_left_ever_longer_until_it_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, no_chance: None
+) -> None:
+    times = iter([0.0, 1.9, 2.0, 10.0, 13.9, 14.0, 20.0, 21.9, 22.0])
+    monkeypatch.setattr("entrypoint.sidecar.publish.time.monotonic", lambda: next(times))
+    later = Later()
+    assert later.put_off("x") == 2.0
+    assert [later.has_come("x"), later.has_come("x")] == [False, True]
+    assert later.put_off("x") == 4.0
+    assert [later.has_come("x"), later.has_come("x")] == [False, True]
+    later.forget("x")
+    assert later.put_off("x") == 2.0
+    assert [later.has_come("x"), later.has_come("x")] == [False, True]
 
 
 def test_what_was_done_is_known_after_a_restart_and_what_was_put_off_is_not(tmp_path: Path) -> None:
