@@ -22,7 +22,7 @@ def within(seconds: float, look: Callable[[], Json]) -> Json:
     answers. It keeps nothing of ours open. `look` must not return None, nor need a descriptor.
     """
     reader, writer = os.pipe()
-    pid = os.fork()
+    pid = _fork()
     if pid == 0:
         _report(writer, look)
     os.close(writer)
@@ -37,6 +37,19 @@ def within(seconds: float, look: Callable[[], Json]) -> Json:
     os.waitpid(pid, 0)
     value: Json = json.loads(answer)
     return value
+
+
+def _fork() -> int:
+    """Fork, and have no signal handled meanwhile.
+
+    What modules had registered for a fork, as `logging` has, is called within it, and what a
+    handler raises there is dropped: a signal that was to end us would be lost.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        return os.fork()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _report(writer: int, look: Callable[[], Json]) -> NoReturn:

@@ -1,0 +1,31 @@
+"""Looks in a child: what must not get lost on the way there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import os, signal
+from entrypoint.model.bounded import within
+
+class Told(BaseException): pass
+
+def tell(*_):
+    raise Told
+
+signal.signal(signal.SIGTERM, tell)
+# As `logging` has: what is raised in such a call is dropped.
+os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGTERM))
+try:
+    within(60, lambda: 1)
+except Told:
+    print("told")
+"""
+
+
+def test_a_signal_that_comes_during_a_fork_is_heard_after_it() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True
+    )
+    assert (found.stdout, found.stderr) == ("told\n", "")
