@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import NoReturn
 
 from entrypoint import __version__
@@ -20,6 +23,7 @@ from entrypoint.sidecar.node import Node
 from entrypoint.sidecar.priority import stand_back
 from entrypoint.sidecar.publish import Publish
 from entrypoint.sidecar.scrub import Scrub
+from entrypoint.store.directory import DirectoryStore
 
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 JSON = "application/json"
@@ -42,7 +46,24 @@ def run(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
     obstacle = unwritable(settings)
     if obstacle is not None and os.path.isdir(settings.local_dir):
         log.line(obstacle.reason, f"{obstacle.text}; only looking")
-    loop.run(every, lambda text: log.line("job.failed", text))
+    hint = threading.Event()
+    node.before_looking_far = watch_of(node, hint)
+    loop.run(every, lambda text: log.line("job.failed", text), hint)
+
+
+def watch_of(node: Node, hint: threading.Event) -> Callable[[], None]:
+    """Return what has the shared store watched, as far as that can be; to be called again."""
+    store = node.shared
+    if not isinstance(store, DirectoryStore):
+        return lambda: None
+    if find_spec("watchdog") is None:
+        how = f"{sys.executable} -m pip install watchdog"
+        node.log.line("watch", f"{store.where}: only looks tell of news: no watchdog here; {how}")
+        return lambda: None
+    # An extra, which a sidecar can do without.
+    from entrypoint.sidecar.watch import Watch  # noqa: PLC0415
+
+    return Watch(store.root, hint, lambda text: node.log.line("watch", text)).renew
 
 
 def jobs_of(node: Node) -> list[Job]:
@@ -51,9 +72,9 @@ def jobs_of(node: Node) -> list[Job]:
     often, collecting = settings.watch_interval, settings.collect_interval
     found = [Job("look", often, node.look)]
     if node.shared is not None:
-        found.append(Job("look-far", often, node.look_far))
+        found.append(Job("look-far", often, node.look_far, is_hinted=True))
         if settings.follow:
-            found.append(Job("prefetch", often, jobs.Prefetch(node).run))
+            found.append(Job("prefetch", often, jobs.Prefetch(node).run, is_hinted=True))
         if settings.publish:
             found.append(Job("publish", often, Publish(node).run))
     if settings.scrub_interval < math.inf:

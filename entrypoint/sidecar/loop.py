@@ -7,6 +7,7 @@ So nothing here ever competes with itself for the disk, and no job needs a lock 
 
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,11 @@ from typing import Final, NamedTuple, NoReturn
 from entrypoint.errors import ShardbootError
 
 MOST_DOUBLINGS: Final = 10
+
+HINT_SECONDS: Final = 1.0
+"""How long after a hint the next one counts: however many there are, it is one look a second."""
+
+LONGEST_SLEEP: Final = 3600.0
 
 Work = Callable[[], Iterable[float]]
 """One run of a job. It yields between its pieces: for how many seconds it wants to rest."""
@@ -36,10 +42,13 @@ class Record(NamedTuple):
 
 
 class Job:
-    """Something that is done again and again, `interval` seconds after it was last done."""
+    """Something that is done again and again, `interval` seconds after it was last done.
 
-    def __init__(self, name: str, interval: float, work: Work) -> None:
-        self.name, self.interval = name, interval
+    One that `is_hinted` is done sooner where somebody says that it is worth it.
+    """
+
+    def __init__(self, name: str, interval: float, work: Work, *, is_hinted: bool = False) -> None:
+        self.name, self.interval, self.is_hinted = name, interval, is_hinted
         self.record = Record()
         self._work = work
         self._pieces: Iterator[float] | None = None
@@ -83,13 +92,24 @@ def next_due(due: Mapping[str, float]) -> str:
     return min(due, key=lambda name: due[name])
 
 
-def run(jobs: Sequence[Job], say: Callable[[str], None]) -> NoReturn:
-    """Do all jobs for ever, the first time in their order; only a signal ends this."""
+def run(jobs: Sequence[Job], say: Callable[[str], None], hint: threading.Event) -> NoReturn:
+    """Do all jobs for ever, the first time in their order; only a signal ends this.
+
+    `hint`, which another thread sets, makes those due that heed it.
+    """
     by_name = {job.name: job for job in jobs}
     due = dict.fromkeys(by_name, time.monotonic())
+    heard = 0.0
     while True:
         name = next_due(due)
-        time.sleep(max(0.0, due[name] - time.monotonic()))
+        hint.wait(min(max(0.0, due[name] - time.monotonic()), LONGEST_SLEEP))
+        if hint.is_set():
+            hint.clear()
+            heard = max(time.monotonic(), heard + HINT_SECONDS)
+            due |= {job.name: min(due[job.name], heard) for job in jobs if job.is_hinted}
+            name = next_due(due)
+        if due[name] > time.monotonic():
+            continue
         rest = by_name[name].turn(say)
         due[name] = time.monotonic() + rest
         _reap()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +38,8 @@ class Node:
         # The steps of a boot are ours as well; only that nothing boots here, and no status is kept.
         self.boot = Boot(settings, (), environ, log, Reporter(None, log.boot, Address()))
         self.sight = Sight()
+        # Before and not after: what comes in between is seen, or told of.
+        self.before_looking_far: Callable[[], None] = lambda: None
         self._history = History(settings.state_dir)
         self._manifests = Manifests(self.local)
         self._shared_manifests = Manifests(self.shared) if self.shared else None
@@ -65,6 +67,7 @@ class Node:
         try:
             if not answers(store):
                 raise StoreError(f"{store.where} did not answer within {STORE_SECONDS:.0f} s")
+            self.before_looking_far()
             self._see("shared", see_shared(store, manifests, self.boot.memory))
         except (ShardbootError, OSError) as error:
             self._see("shared", StoreView(store.where, error=str(error)))

@@ -67,6 +67,20 @@ def test_a_new_release_is_here_before_anybody_restarts(house: House, served: Man
         assert told["jobs"]["prefetch"]["failures"] == 0
 
 
+def test_what_another_pushes_is_here_without_waiting_for_the_interval(
+    house: House, served: Manifest
+) -> None:
+    words = ("--watch-interval", "1h", *OTHER_JOBS_REST)
+    with sidecar(house, *words) as running:
+        if "news come at once" not in running.wait_for("watch"):
+            pytest.skip(f"inotify tells nothing here: {running.said}")
+        running.wait_until('shardboot_job_runs_total{job="prefetch"}', 1)
+        new = release(house.shared, 2)
+        assert new.name in running.wait_for("copy.done")
+        found = running.metrics()
+        assert found['shardboot_job_runs_total{job="look"}'] == 1
+
+
 def test_a_flipped_bit_is_found_told_and_known_to_boots(house: House, served: Manifest) -> None:
     flip(house.local / served.name)
     assert house.run("verify").status == 0
