@@ -64,7 +64,8 @@ class Watch:
         observer, self._observer = self._observer, None
         if observer is not None:
             observer.stop()
-            observer.join(LEAVE_SECONDS)
+            if observer.ident is not None:
+                observer.join(LEAVE_SECONDS)
 
     def _begin(self) -> str:
         """Watch, if that tells the truth; return why it does not, or ""."""
@@ -72,15 +73,16 @@ class Watch:
             found = mount.look(self._root)
             if found.place not in TOLD_OF:
                 return f"of what others do on {found.kind} no kernel tells"
-            ear = _Ear(self._root, self._hint)
-            observer = Observer()
+            ear = _Ear(self._hint)
+            # Its threads are begun by its making already.
             with without_signals():
-                observer.schedule(ear, str(self._root))
-                observer.start()
+                self._observer = Observer()
+                self._observer.schedule(ear, str(self._root))
+                self._observer.start()
         except OSError as error:
             # Among others where all watches of this user are taken (inotify_add_watch(2)).
+            self.close()
             return f"{error.strerror or error}"
-        self._observer = observer
         # What a kernel takes it may still never tell of, as one in a sandbox.
         if not _touch(self._root) or ear.heard.wait(PROBE_SECONDS):
             return ""
@@ -91,9 +93,9 @@ class Watch:
 class _Ear(FileSystemEventHandler):
     """Hears of the top of a store; names with a dot are its own business."""
 
-    def __init__(self, root: Path, hint: threading.Event) -> None:
+    def __init__(self, hint: threading.Event) -> None:
         self.heard = threading.Event()
-        self._root, self._hint = str(root), hint
+        self._hint = hint
 
     def on_any_event(self, event: FileSystemEvent) -> None:
         self.heard.set()

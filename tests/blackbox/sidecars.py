@@ -90,6 +90,14 @@ class Sidecar:
         while (found := self._has()) > (fds, threads) or found[1] > threads:
             assert time.monotonic() < deadline, f"{found} descriptors and threads"
 
+    def threads_given(self, number: int) -> int:
+        """Return how many threads a signal may come to."""
+        masks = [
+            int(re.findall(r"SigBlk:\s*(\w+)", (task / "status").read_text())[0], 16)
+            for task in Path(f"/proc/{self.process.pid}/task").iterdir()
+        ]
+        return sum(not mask >> (number - 1) & 1 for mask in masks)
+
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, float]:
         """Send a signal; return the exit status, and the seconds that it took."""
         started = time.monotonic()

@@ -115,6 +115,8 @@ def test_where_no_watch_is_left_only_looks_tell(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "inotify watch limit reached")
 
+    before = threading.active_count()
     monkeypatch.setattr("entrypoint.sidecar.watch.Observer.start", full)
     heard.watch.renew()
+    assert threading.active_count() == before
     assert heard.said == [f"{root}: only looks tell of news: inotify watch limit reached"]
