@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import NoReturn
@@ -20,6 +21,7 @@ from entrypoint.sidecar import jobs, loop
 from entrypoint.sidecar.listener import Listener, Page, Pages
 from entrypoint.sidecar.loop import Job
 from entrypoint.sidecar.node import Node
+from entrypoint.sidecar.page import page
 from entrypoint.sidecar.priority import stand_back
 from entrypoint.sidecar.publish import Publish
 from entrypoint.sidecar.scrub import Scrub
@@ -27,6 +29,7 @@ from entrypoint.store.directory import DirectoryStore
 
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 JSON = "application/json"
+HTML = "text/html; charset=utf-8"
 
 
 def run(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
@@ -94,7 +97,11 @@ def pages_of(node: Node, every: Sequence[Job]) -> Pages:
             return Page("ready\n")
         return Page(f"not ready: {record.error or 'the first look is under way'}\n", status=503)
 
+    def home() -> Page:
+        return Page(page(os.uname().nodename, node.sight, every, time.time()), kind=HTML)
+
     pages: dict[str, Callable[[], Page]] = {
+        "/": home,
         "/healthz": lambda: Page("ok\n"),
         "/readyz": readyz,
         "/metrics": lambda: Page(node.metrics.text(), kind=METRICS),

@@ -1,10 +1,10 @@
-"""What the ledger tells of this node's boots, counted. The counting is pure."""
+"""What the ledger tells of this node's boots: the latest, and all, counted. Pure but `History`."""
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,16 +19,36 @@ _TOLD: Final = ("fell-back", "healthy", "loaded", "loading")
 """What is noted after exec, and tells most; a later one is of those that came before it."""
 
 
+_END_OF_TIME: Final = 1e11
+"""Seconds since 1970 that no clock shows; a torn line may say anything."""
+
+LATEST: Final = 10
+"""So many boots are shown; of others only the number."""
+
+
+class Booted(NamedTuple):
+    """One boot: when, in seconds since 1970, of what, from where, how far it came, and why."""
+
+    boot: str
+    time: float
+    of: str
+    tier: str
+    outcome: str
+    reason: str
+    is_refused: bool
+
+
 class Told(NamedTuple):
     """All that is told of boots.
 
     `uses`: what they did with each checkpoint, by its manifest's digest. `boots`: how many, by
-    tier and outcome. `refusals`: how many got no checkpoint, by the reason.
+    tier and outcome. `refusals`: how many got no checkpoint, by the reason. `latest`: newest first.
     """
 
     uses: Mapping[str, Use]
     boots: Mapping[tuple[str, str], int]
     refusals: Mapping[str, int]
+    latest: Sequence[Booted] = ()
 
 
 NOTHING: Final = Told({}, {}, {})
@@ -46,8 +66,8 @@ class History:
         """Return what it tells now. Raises: StoreError where it is there and cannot be read."""
         stamps = tuple(_stamp(path) for path in (self._ledger.older, self._ledger.path))
         if stamps != self._stamps:
-            uses = uses_here(self._ledger.root)
-            self._told = Told(uses, *counted(self._ledger.entries()))
+            uses, boots = uses_here(self._ledger.root), booted(self._ledger.entries())
+            self._told = Told(uses, *counted(boots), boots[: -LATEST - 1 : -1])
             self._stamps = stamps
         return self._told
 
@@ -59,10 +79,14 @@ def _stamp(path: Path) -> Stamp | None:
         return None
 
 
-def counted(
-    entries: Iterable[Mapping[str, Json]],
-) -> tuple[Counter[tuple[str, str]], Counter[str]]:
+def counted(boots: Sequence[Booted]) -> tuple[Counter[tuple[str, str]], Counter[str]]:
     """Return how many boots came to what, by tier and outcome; and why some got no checkpoint."""
+    outcomes = Counter((boot.tier, boot.outcome) for boot in boots)
+    return outcomes, Counter(boot.reason for boot in boots if boot.is_refused)
+
+
+def booted(entries: Iterable[Mapping[str, Json]]) -> list[Booted]:
+    """Return all boots that lines of the ledger tell of, in their order."""
     attempts: dict[str, Mapping[str, Json]] = {}
     events: dict[str, set[str]] = {}
     for entry in entries:
@@ -70,9 +94,20 @@ def counted(
         if event == "attempt":
             attempts[boot] = entry
         events.setdefault(boot, set()).add(event)
-    boots = Counter((_tier(entry), _outcome(entry, events[b])) for b, entry in attempts.items())
-    refused = [e for e in attempts.values() if e.get("action") in ("refuse", "serve-source")]
-    return boots, Counter(str(entry.get("reason")) for entry in refused)
+    return [_booted(boot, entry, events[boot]) for boot, entry in attempts.items()]
+
+
+def _booted(boot: str, attempt: Mapping[str, Json], events: set[str]) -> Booted:
+    time, of = attempt.get("time"), attempt.get("family_name") or attempt.get("checkpoint")
+    return Booted(
+        boot,
+        float(time) if isinstance(time, (int, float)) and 0 <= time < _END_OF_TIME else 0.0,
+        of if isinstance(of, str) else "",
+        _tier(attempt),
+        _outcome(attempt, events),
+        str(attempt.get("reason")),
+        attempt.get("action") in ("refuse", "serve-source"),
+    )
 
 
 def _tier(attempt: Mapping[str, Json]) -> str:

@@ -33,6 +33,13 @@ class Page(NamedTuple):
     kind: str = TEXT
 
 
+_GUARDS: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+"""What a page holds is others' words: no browser shall take them for more."""
+
 Pages = Mapping[str, Callable[[], Page]]
 
 
@@ -130,6 +137,8 @@ class _Asked(BaseHTTPRequestHandler):
         self.send_response(page.status)
         self.send_header("Content-Type", page.kind)
         self.send_header("Content-Length", str(len(body)))
+        for name, value in _GUARDS.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

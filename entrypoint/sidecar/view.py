@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Unreachable
 from entrypoint.checkpoint.inspect import Stamp, stamp_of
+from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.manifest import MANIFEST, Manifest
 from entrypoint.errors import ManifestError, NotFoundError, StoreError
 from entrypoint.state.attempts import UNUSED, Use
@@ -33,8 +34,9 @@ STATES: Final = (COMPLETE, DAMAGED, REJECTED, UNREADABLE)
 class Seen(NamedTuple):
     """One checkpoint of a store. Of an unreadable one only the name is known, and `text`, why.
 
-    `content`, `digest`, `key` and `family` are digests; `created` is when it was saved, in seconds
-    since 1970, and `host` where; `made_by` are vLLM's version and our format. `ranks` of `world`
+    `content`, `digest`, `key` and `family` are digests; `made_for` is the key itself, and `source`
+    the model's word; `created` is when it was saved, in seconds since 1970, and `host` where;
+    `made_by` are vLLM's version and our format. `ranks` of `world`
     are those that lie there. `served` and `loaded` are what boots of this node did with it;
     `proved` is whether there is a proof. `running` is whether somebody uses it, or may: its lock is
     not to be had.
@@ -60,6 +62,8 @@ class Seen(NamedTuple):
     loaded: bool = False
     pinned: bool = False
     running: bool = False
+    made_for: Key | None = None
+    source: str = ""
 
     def to_json(self) -> dict[str, Json]:
         """Return it as `shardboot list` does, and its state."""
@@ -187,6 +191,8 @@ def _seen(manifest: Manifest, ranks: tuple[int, ...], memory: Memory) -> Seen:
         files=len(manifest.files_for(ranks)),
         ranks=ranks,
         world=manifest.layout.world,
+        made_for=manifest.key,
+        source=manifest.source.name,
         proved=bool(manifest.proof or Proofs(memory.root).find(manifest.content)),
     )
 

@@ -18,7 +18,7 @@ from entrypoint.log import Log
 from entrypoint.sidecar import scrub
 from entrypoint.sidecar.choice import Fetch, Past, to_fetch, to_publish, to_scrub
 from entrypoint.sidecar.done import Done
-from entrypoint.sidecar.history import counted
+from entrypoint.sidecar.history import booted, counted
 from entrypoint.sidecar.loop import Job, next_due, patience
 from entrypoint.sidecar.node import Node
 from entrypoint.sidecar.publish import Later
@@ -323,7 +323,9 @@ def test_boots_are_counted_by_tier_and_outcome_and_refusals_by_reason() -> None:
         attempt("5", "refuse", "space.short"),
         {"event": "attempt", "boot": "6", "action": ["odd"], "after": "odd"},
     ]
-    boots, refusals = counted(entries)
+    odd_time = attempt("6", "reuse", "local.hit") | {"time": 10**400}
+    assert [boot.time for boot in booted([odd_time, odd_time | {"boot": "7", "time": 5}])] == [0, 5]
+    boots, refusals = counted(booted(entries))
     assert boots == {
         ("local", "healthy"): 1,
         ("shared", "loading"): 1,
