@@ -113,10 +113,10 @@ def _spelled(sample: Any) -> str:
 
 
 @contextmanager
-def sidecar(house: House, *words: object, **more: Any) -> Iterator[Sidecar]:
+def sidecar(house: House, *words: object, launch: str = HASTY, **more: Any) -> Iterator[Sidecar]:
     """Run one that looks all the time, until the block ends."""
     more.setdefault("SHARDBOOT_SHARED", house.shared)
-    process = house.start("sidecar", *OFTEN, *words, launch=HASTY, **more)
+    process = house.start("sidecar", *OFTEN, *words, launch=launch, **more)
     running = Sidecar(process)
     try:
         yield running

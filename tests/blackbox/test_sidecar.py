@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from blackbox.harness import House, snapshot, staged
-from blackbox.sidecars import POWERLESS, sidecar
+from blackbox.sidecars import HASTY, POWERLESS, sidecar
 from blackbox.watching import note
 from checkpoints import make_checkpoint, make_key
 from releases import serve
@@ -82,6 +82,14 @@ def test_what_another_pushes_is_here_without_waiting_for_the_interval(
         assert found['shardboot_job_runs_total{job="look"}'] == 1
         # One that another thread has taken may be lost where the loop's own is in a fork.
         assert running.threads_given(signal.SIGTERM) == 1
+
+
+def test_without_watchdog_it_looks_at_its_interval(house: House, served: Manifest) -> None:
+    launch = f"import sys; sys.modules['watchdog'] = None; {HASTY}"
+    with sidecar(house, *OTHER_JOBS_REST, launch=launch) as running:
+        assert "only looks tell of news: no watchdog here" in running.wait_for("watch")
+        new = release(house.shared, 2)
+        assert new.name in running.wait_for("copy.done")
 
 
 def test_a_flipped_bit_is_found_told_and_known_to_boots(house: House, served: Manifest) -> None:
