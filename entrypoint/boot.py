@@ -23,7 +23,7 @@ from entrypoint.errors import RefusedError, ShardbootError
 from entrypoint.log import human_bytes
 from entrypoint.plan import Action, Obstacle, decide, in_words, lack
 from entrypoint.state import process, stops
-from entrypoint.state.attempts import Entry, delay_seconds, failures_in_row
+from entrypoint.state.attempts import TIERS, Entry, delay_seconds, failures_in_row
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.rejections import Rejections
 from entrypoint.state.status import Server
@@ -32,14 +32,6 @@ from entrypoint.store.look import remember_look
 
 NEVER_FAIL_OPEN: Final = (2, 10, 60, 61)
 """Exit codes of usage, configuration and privilege: these must be mended, not survived."""
-
-TIERS: Final = {
-    "reuse": "local",
-    "copy": "shared",
-    "save": "saved",
-    "tee": "source",
-    "serve-source": "source",
-}
 
 
 def new_boot_id() -> str:
@@ -167,6 +159,7 @@ def _note(
         "action": action.kind,
         "reason": action.reason,
         "after": [*taken],
+        "phases": boot.status.phases,
         "checkpoint": action.manifest.name if action.manifest else None,
         "manifest": action.manifest.digest if action.manifest else None,
         "key": key.digest if key else None,

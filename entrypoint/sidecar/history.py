@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from entrypoint.boot import TIERS
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.inspect import Stamp, stamp_of
-from entrypoint.state.attempts import Use
+from entrypoint.state.attempts import Use, tier_of
 from entrypoint.state.ledger import Ledger
 from entrypoint.store.survey import uses_here
 
@@ -103,19 +102,11 @@ def _booted(boot: str, attempt: Mapping[str, Json], events: set[str]) -> Booted:
         boot,
         float(time) if isinstance(time, (int, float)) and 0 <= time < _END_OF_TIME else 0.0,
         of if isinstance(of, str) else "",
-        _tier(attempt),
+        tier_of(attempt),
         _outcome(attempt, events),
         str(attempt.get("reason")),
         attempt.get("action") in ("refuse", "serve-source"),
     )
-
-
-def _tier(attempt: Mapping[str, Json]) -> str:
-    """Return where the weights came from: local, shared, saved or source; else none."""
-    action, after = str(attempt.get("action")), attempt.get("after")
-    if action == "reuse" and isinstance(after, list) and after:
-        action = str(after[-1]).partition(":")[0]
-    return TIERS.get(action, "none")
 
 
 def _outcome(attempt: Mapping[str, Json], events: set[str]) -> str:

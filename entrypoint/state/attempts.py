@@ -14,6 +14,23 @@ from entrypoint.checkpoint.digest import Json
 
 Entry = Mapping[str, Json]
 
+TIERS: Final = {
+    "reuse": "local",
+    "copy": "shared",
+    "save": "saved",
+    "tee": "source",
+    "serve-source": "source",
+}
+"""Where the weights come from, by what a boot did last."""
+
+
+def tier_of(attempt: Entry) -> str:
+    """Return where the weights of a boot came from: local, shared, saved or source; else none."""
+    action, after = str(attempt.get("action")), attempt.get("after")
+    if action == "reuse" and isinstance(after, list) and after:
+        action = str(after[-1]).partition(":")[0]
+    return TIERS.get(action, "none")
+
 
 _SURVIVED: Final = frozenset({"loaded", "healthy", "fell-back"})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +11,8 @@ from entrypoint.checkpoint.digest import Json
 
 _MAX_PID: Final = 1 << 22
 """The kernel's own bound (proc(5)); what a file says may be anything."""
+
+_MAX_DESCENT: Final = 4
 
 
 def host_boot() -> str:
@@ -24,6 +27,19 @@ def started(pid: int) -> int | None:
     """Return when a process started, in clock ticks since the host booted; None if none runs."""
     look = _look(pid)
     return None if look is None or look[0] in (b"Z", b"X") else look[1]
+
+
+def starts() -> list[float]:
+    """Return when this process, and a few of those above it, started: seconds since 1970.
+
+    The one furthest up comes first.
+    """
+    pid, found = os.getpid(), list[float]()
+    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    while pid and len(found) < _MAX_DESCENT and (look := _look(pid)) is not None:
+        found.insert(0, began + look[1] / os.sysconf("SC_CLK_TCK"))
+        pid = look[2]
+    return found
 
 
 def is_alive(pid: Json, start: Json) -> bool:
@@ -45,12 +61,12 @@ def is_alive(pid: Json, start: Json) -> bool:
     return False
 
 
-def _look(pid: int) -> tuple[bytes, int] | None:
-    """Return state and start of a process, waiting to be reaped or not."""
+def _look(pid: int) -> tuple[bytes, int, int] | None:
+    """Return state, start and parent of a process, waiting to be reaped or not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
     # The command's name may hold anything, blanks and brackets too; its last bracket ends it.
     fields = stat.rpartition(b")")[2].split()
-    return fields[0], int(fields[19])
+    return fields[0], int(fields[19]), int(fields[1])

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from entrypoint.checkpoint.digest import Json
 from entrypoint.state import status
 from entrypoint.state.status import Address, Server, Status
 
@@ -26,6 +27,17 @@ class Reporter:
             self.know(server=Server.this())
             status.forget_oldest(root)
         self._begun = self._written = time.monotonic()
+        self._past: list[Json] = []
+        self._done = 0
+
+    @property
+    def phases(self) -> list[Json]:
+        """All phases but vLLM's, as the ledger keeps them; the last one may go on."""
+        at, since = self.status.phase, self.status.since
+        if at in ("", "starting"):
+            return [*self._past]
+        now: dict[str, Json] = {"phase": at, "start": since, "end": round(time.time(), 3)}
+        return [*self._past, now | ({"bytes": self._done} if self._done else {})]
 
     def know(self, **facts: Any) -> None:
         """Learn what the next write shall say: `action`, `tier`, `reason`, `address` and such."""
@@ -35,6 +47,7 @@ class Reporter:
         """Say that a phase begins, or what it is at now."""
         self.know(text=text[:MAX_TEXT], **facts)
         if phase != self.status.phase:
+            self._past, self._done = self.phases, 0
             now = round(time.time(), 3)
             self.know(phase=phase, since=now, done=0, total=0, eta=0.0)
             self._begun = time.monotonic()
@@ -42,6 +55,7 @@ class Reporter:
 
     def progress(self, done: int, total: int) -> None:
         """Say how far the phase is, in bytes; most calls cost nothing."""
+        self._done = done
         now = time.monotonic()
         if now - self._written < PROGRESS_SECONDS:
             return

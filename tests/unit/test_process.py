@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,15 @@ def test_a_process_that_proc_hides_is_taken_for_alive(monkeypatch: pytest.Monkey
     assert not process.is_alive(os.getpid(), 1)
     monkeypatch.setattr(os, "kill", denied)
     assert process.is_alive(os.getpid(), 1)
+
+
+def test_processes_are_known_by_when_they_and_those_above_them_started() -> None:
+    tell = "from entrypoint.state import process; print(*process.starts())"
+    before = time.time()
+    said = subprocess.check_output([sys.executable, "-c", tell], text=True)
+    starts = [float(word) for word in said.split()]
+    assert 2 <= len(starts) <= 4
+    assert starts == sorted(starts)
+    # Clock ticks are hundredths of a second.
+    assert before - 0.05 <= starts[-1] <= time.time() + 0.05
+    assert starts[-2] == pytest.approx(process.starts()[-1], abs=0.05)
