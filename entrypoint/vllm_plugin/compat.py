@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -121,6 +122,13 @@ def is_first_replica(vllm_config: Any) -> bool:
     Dense ones know nothing of each other, and each is told that it is rank 0.
     """
     return not vllm_config.parallel_config.data_parallel_rank_local
+
+
+def worker_class(vllm_config: Any) -> type[Any] | None:
+    """Return the class of the workers, as vLLM names it; None where it is not there."""
+    module, _, name = str(vllm_config.parallel_config.worker_cls).rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) else None
 
 
 def fork_workers() -> None:

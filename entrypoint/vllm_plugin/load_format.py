@@ -26,6 +26,7 @@ from entrypoint.vllm_plugin import compat, refusal
 from entrypoint.vllm_plugin.decisions import decided, reproduce
 from entrypoint.vllm_plugin.evidence import Recorder
 from entrypoint.vllm_plugin.logical import logical_state
+from entrypoint.vllm_plugin.milestones import descent, note_steps
 from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.progress import SECONDS_BETWEEN_LINES, Progress
 from entrypoint.vllm_plugin.quantized_layers import read_fused_names
@@ -94,6 +95,8 @@ class ShardbootLoader(BaseModelLoader):
             return own.load_model(vllm_config, model_config, prefix)
         self.first_here = compat.first_rank_here(vllm_config)
         before = decided(model_config)
+        if compat.tp_pp_rank()[2] == self.first_here:
+            note_steps(compat.worker_class(vllm_config), self.notes)
         undo_registrations = compat.undo_registrations(vllm_config)
         try:
             over_nodes = compat.spans_nodes(vllm_config)
@@ -151,7 +154,7 @@ class ShardbootLoader(BaseModelLoader):
                 self.manifest = _open_manifest(Path(model_config.model), self.digest)
         tp, pp, rank = compat.tp_pp_rank()
         notes = self.notes if rank == self.first_here else NO_NOTES
-        notes.line("loading")
+        notes.line("loading", **descent())
         started = time.monotonic()
         wanted = self._compare(model, Path(model_config.model), Layout(tp=tp, pp=pp), rank)
         # All ranks get on alike: one on each node tells of it.

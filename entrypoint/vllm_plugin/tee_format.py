@@ -9,6 +9,7 @@ import torch
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from entrypoint.vllm_plugin import compat
+from entrypoint.vllm_plugin.milestones import descent, note_steps
 from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.tee import Tee
 
@@ -46,6 +47,8 @@ class ShardbootTee(BaseModelLoader):
             return self.source.load_model(vllm_config, model_config, prefix)
         if compat.is_first_replica(vllm_config):
             self.tee = Tee.join(self.staging, self.notes, compat.host_memory_wanted(vllm_config))
+        if compat.tp_pp_rank()[2] == 0:
+            note_steps(compat.worker_class(vllm_config), self.notes)
         return super().load_model(vllm_config, model_config, prefix)
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
@@ -55,7 +58,7 @@ class ShardbootTee(BaseModelLoader):
             tee.examine(model)
         _, _, rank = compat.tp_pp_rank()
         notes = self.notes if rank == 0 else NO_NOTES
-        notes.line("loading")
+        notes.line("loading", **descent())
         started = time.monotonic()
         self.source.load_weights(model, model_config)
         notes.line("loaded", seconds=round(time.monotonic() - started, 3))
