@@ -13,6 +13,7 @@ ROOMS: Final = {
     "inventory": ("list", "show", "verify", "reject", "unreject"),
     "keep": ("gc", "pin", "unpin"),
     "watch": ("status", "wait", "health"),
+    "history": ("history", "timeline", "blame"),
     "measure": ("probe",),
     "sidecar.command": ("sidecar",),
     "advise": ("advise",),
