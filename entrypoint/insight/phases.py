@@ -126,14 +126,20 @@ def _imports(at: float, loading: Entry) -> Iterator[Phase]:
         yield Phase("imports", start, end, detail if cuts[1] != imported else "")
 
 
-def _steps(lines: Iterable[Entry]) -> Iterable[Phase]:
+def _steps(lines: Iterable[Entry]) -> Iterator[Phase]:
+    """Yield what was noted inside a worker; what of it was compiling comes first, by its length."""
     found: dict[str, Phase] = {}
+    compiled: dict[str, float] = {}
     for line in lines:
         name, start, end = line.get("phase"), time_in(line, "start"), time_in(line, "time")
         if isinstance(name, str) and start and end:
             known = found.get(name, Phase(STEPS.get(name, name), start, end))
             found[name] = known._replace(start=min(start, known.start), end=max(end, known.end))
-    return found.values()
+            compiled[name] = max(compiled.get(name, 0.0), time_in(line, "compiled") or 0.0)
+    for name, phase in found.items():
+        until = min(phase.start + compiled[name], phase.end)
+        yield Phase("compile", phase.start, until)
+        yield phase._replace(start=until)
 
 
 def _ends(serving: Sequence[float], healthy: Sequence[float]) -> Iterator[Phase]:

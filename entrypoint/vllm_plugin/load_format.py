@@ -96,7 +96,7 @@ class ShardbootLoader(BaseModelLoader):
         self.first_here = compat.first_rank_here(vllm_config)
         before = decided(model_config)
         if compat.tp_pp_rank()[2] == self.first_here:
-            note_steps(compat.worker_class(vllm_config), self.notes)
+            note_steps(compat.worker_class(vllm_config), vllm_config, self.notes)
         undo_registrations = compat.undo_registrations(vllm_config)
         try:
             over_nodes = compat.spans_nodes(vllm_config)

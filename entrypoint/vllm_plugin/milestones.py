@@ -37,20 +37,34 @@ def descent() -> dict[str, Json]:
     return {"processes": starts, **({"imported": imported[0]} if imported else {})}
 
 
-def note_steps(worker: type[Any] | None, notes: Notes) -> None:
-    """Have a class of workers note how long each of its steps takes; what is not there is not."""
+def note_steps(worker: type[Any] | None, vllm_config: Any, notes: Notes) -> None:
+    """Have a class of workers note how long each of its steps takes; what is not there is not.
+
+    With it goes what vLLM itself says that compiling took of it, where it counts that.
+    """
+    compilation = getattr(vllm_config, "compilation_config", None)
     for method, phase in STEPS.items():
         do = getattr(worker, method, None)
         if notes.state is not None and callable(do):
-            setattr(worker, method, _noted(do, phase, notes))
+            setattr(worker, method, _noted(do, phase, compilation, notes))
 
 
-def _noted(do: Callable[..., Any], phase: str, notes: Notes) -> Callable[..., Any]:
+def _noted(
+    do: Callable[..., Any], phase: str, compilation: Any, notes: Notes
+) -> Callable[..., Any]:
     @functools.wraps(do)
     def noted(*args: Any, **kwargs: Any) -> Any:
-        start = time.time()
+        start, before = time.time(), _compiled(compilation)
         answer = do(*args, **kwargs)
-        notes.line("phase", phase=phase, start=round(start, 3))
+        compiled = _compiled(compilation) - before
+        more = {"compiled": round(compiled, 3)} if compiled > 0 else {}
+        notes.line("phase", phase=phase, start=round(start, 3), **more)
         return answer
 
     return noted
+
+
+def _compiled(compilation: Any) -> float:
+    """Return the seconds that vLLM has compiled for so far in this process."""
+    seconds = getattr(compilation, "compilation_time", 0.0)
+    return seconds if isinstance(seconds, float) else 0.0

@@ -48,7 +48,7 @@ class ShardbootTee(BaseModelLoader):
         if compat.is_first_replica(vllm_config):
             self.tee = Tee.join(self.staging, self.notes, compat.host_memory_wanted(vllm_config))
         if compat.tp_pp_rank()[2] == 0:
-            note_steps(compat.worker_class(vllm_config), self.notes)
+            note_steps(compat.worker_class(vllm_config), vllm_config, self.notes)
         return super().load_model(vllm_config, model_config, prefix)
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def worker() -> type[Any]:
 def test_a_workers_steps_are_noted_as_they_end(tmp_path: Path) -> None:
     kind = worker()
     plain = kind.execute_model
-    note_steps(kind, Notes(tmp_path, "b1"))
+    note_steps(kind, None, Notes(tmp_path, "b1"))
     assert kind().determine_available_memory() == 77
     assert kind().initialize_from_config("c") == "cache of c"
     noted = [*Ledger(tmp_path).entries()]
@@ -49,12 +50,29 @@ def test_a_workers_steps_are_noted_as_they_end(tmp_path: Path) -> None:
     assert not hasattr(Plain.initialize_from_config, "__wrapped__")
 
 
+def test_what_vllm_counts_as_compiling_is_told_with_the_step(tmp_path: Path) -> None:
+    config = SimpleNamespace(compilation_config=SimpleNamespace(compilation_time=1.0))
+
+    class Worker:
+        def determine_available_memory(self) -> None:
+            config.compilation_config.compilation_time += 2.5
+
+        def compile_or_warm_up_model(self) -> None:
+            pass
+
+    note_steps(Worker, config, Notes(tmp_path, "b1"))
+    Worker().determine_available_memory()
+    Worker().compile_or_warm_up_model()
+    noted = [*Ledger(tmp_path).entries()]
+    assert [(e["phase"], e.get("compiled")) for e in noted] == [("profile", 2.5), ("compile", None)]
+
+
 def test_a_step_that_fails_fails_as_before_and_is_not_noted(tmp_path: Path) -> None:
     class Worker:
         def compile_or_warm_up_model(self) -> None:
             raise MemoryError("out of it")
 
-    note_steps(Worker, Notes(tmp_path, "b1"))
+    note_steps(Worker, None, Notes(tmp_path, "b1"))
     with pytest.raises(MemoryError, match="out of it"):
         Worker().compile_or_warm_up_model()
     assert [*Ledger(tmp_path).entries()] == []
@@ -63,14 +81,14 @@ def test_a_step_that_fails_fails_as_before_and_is_not_noted(tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", [None, type("Bare", (), {"compile_or_warm_up_model": 3})])
 def test_what_is_no_worker_of_ours_stays_as_it_is(kind: type[Any] | None, tmp_path: Path) -> None:
     before = dict(vars(kind)) if kind else {}
-    note_steps(kind, Notes(tmp_path, "b1"))
+    note_steps(kind, None, Notes(tmp_path, "b1"))
     assert (dict(vars(kind)) if kind else {}) == before
 
 
 def test_under_a_proof_nothing_is_touched() -> None:
     kind = worker()
     before = dict(vars(kind))
-    note_steps(kind, Notes(None, ""))
+    note_steps(kind, None, Notes(None, ""))
     assert dict(vars(kind)) == before
 
 

@@ -140,6 +140,15 @@ def without(event: str) -> list[dict[str, Any]]:
             id="replicas",
         ),
         pytest.param([ATTEMPT | {"action": "refuse"}], {"decide": 0.5}, id="refused"),
+        # On a GPU most is compiled while the memory is measured, and vLLM says how long that took.
+        pytest.param(
+            [
+                *[ATTEMPT, line("phase", 9, phase="profile", start=AT + 1, compiled=6.0)],
+                *[line("phase", 11, phase="compile", start=AT + 9), line("serving", 11)],
+            ],
+            {"decide": 0.5, "vLLM": 1, "compile": 8, "profile": 2},
+            id="compiled",
+        ),
         # Steps that are not known by name keep theirs; what others note in future is passed over.
         pytest.param(
             [
@@ -268,6 +277,7 @@ entries = st.fixed_dictionaries(
         "time": moments,
         "start": moments,
         "imported": moments,
+        "compiled": moments,
         "seconds": moments,
         "bytes": moments,
         "action": st.sampled_from(["reuse", "refuse", "tee", "serve-source", 7]),
