@@ -30,9 +30,10 @@ def heading(timeline: Timeline) -> str:
 
 
 def said(timeline: Timeline) -> str:
-    """Return what it came to, and when."""
-    why = f"{timeline.reason}: " if timeline.reason else ""
-    return f"{why}{timeline.outcome} after {timeline.seconds:.1f} s"
+    """Return where the weights came from and why, what it came to, and when."""
+    tier = "" if timeline.tier == "none" else timeline.tier
+    why = ", ".join(word for word in (tier, timeline.reason) if word)
+    return f"{why}{why and ': '}{timeline.outcome} after {timeline.seconds:.1f} s"
 
 
 def bars(timeline: Timeline) -> list[str]:

@@ -20,7 +20,7 @@ BOOT = Timeline(
     family="f",
     key="k",
     tier="shared",
-    reason="shared.hit",
+    reason="local.hit",
     checkpoint="c",
     phases=(
         Phase("copy", 100.0, 110.0, size=5 << 30),
@@ -34,7 +34,7 @@ EMPTY = BOOT._replace(phases=(), name="", checkpoint="")
 def test_bars_in_a_terminal_are_as_long_as_what_they_stand_for() -> None:
     head, said, *rows = bars(BOOT)
     assert head == "b1: tiny <&> tp2"
-    assert said == "shared.hit: served after 20.0 s"
+    assert said == "shared, local.hit: served after 20.0 s"
     assert [row.count("#") for row in rows] == [COLUMNS // 2, COLUMNS // 4, COLUMNS // 4]
     assert [row.index("#") for row in rows] == sorted(row.index("#") for row in rows)
     assert rows[0].endswith("5.0 GiB")

@@ -100,6 +100,20 @@ def saved(field: Field) -> Boot:
     return field.boot("shardboot", field.node("one"), field.model, *TP2)
 
 
+@dataclass(frozen=True)
+class Hit:
+    """A boot, and what the store was before it."""
+
+    boot: Boot
+    before: dict[str, tuple[int, int]]
+
+
+@pytest.fixture(scope="module")
+def hit(field: Field, saved: Boot) -> Hit:
+    before = inodes(field.store("one"))
+    return Hit(field.boot("shardboot", field.node("one"), field.model, *TP2), before)
+
+
 def test_first_boot_saves_and_answers_as_vllm_alone(field: Field, plain: Boot, saved: Boot) -> None:
     assert (saved.tier, saved.reason) == ("saved", "local.absent")
     assert saved.answer == plain.answer
@@ -110,12 +124,34 @@ def test_first_boot_saves_and_answers_as_vllm_alone(field: Field, plain: Boot, s
     assert attempts[-1]["pid"] == saved.pid
 
 
-def test_second_boot_is_a_local_hit(field: Field, plain: Boot, saved: Boot) -> None:
-    before = inodes(field.store("one"))
-    found = field.boot("shardboot", field.node("one"), field.model, *TP2)
-    assert (found.tier, found.reason) == ("local", "local.hit")
-    assert found.answer == plain.answer
-    assert inodes(field.store("one")) == before
+def test_second_boot_is_a_local_hit(field: Field, plain: Boot, hit: Hit) -> None:
+    assert (hit.boot.tier, hit.boot.reason) == ("local", "local.hit")
+    assert hit.boot.answer == plain.answer
+    assert inodes(field.store("one")) == hit.before
+
+
+def test_a_hits_timeline_has_a_name_for_every_second(field: Field, hit: Hit) -> None:
+    attempts = [e for e in Ledger(field.state("one")).entries() if e.get("event") == "attempt"]
+    (boot,) = [str(e["boot"]) for e in attempts if e["pid"] == hit.boot.pid]
+    log = field.log()
+    line = [binary("shardboot"), "timeline", "--format", "json", boot]
+    status, said = run(line, field.node("one"), log)
+    assert status == 0, log.read_text()
+    found = json.loads(said)
+    # From a Python that has just started to the first answer; nobody else asked for its health.
+    assert hit.boot.healthy - 2 < found["seconds"] < hit.boot.healthy + 0.1
+    phases = [(phase["phase"], phase["detail"]) for phase in found["phases"]]
+    # With --enforce-eager there is next to nothing to compile or to warm up.
+    assert [each for each in phases if each[0] not in ("compile", "vLLM")] == [
+        ("decide", None),
+        *[("imports", process) for process in ("server", "engine", "workers")],
+        *[(name, None) for name in ("build", "weights", "process", "profile", "KV cache")],
+        ("server", None),
+    ]
+    unknown = [phase["seconds"] for phase in found["phases"] if phase["phase"] == "vLLM"]
+    assert sum(unknown) < 1, found
+    (weights,) = [phase for phase in found["phases"] if phase["phase"] == "weights"]
+    assert weights["bytes"] > 0
 
 
 def inodes(store: Path) -> dict[str, tuple[int, int]]:
