@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from entrypoint.checkpoint.digest import Json
 from entrypoint.state import process, reporter, status
 from entrypoint.state.reporter import Reporter
 from entrypoint.state.status import Address, Life, Server, Status
@@ -188,6 +189,26 @@ def test_a_reporter_says_each_phase_and_who_it_is(tmp_path: Path, clock: Clock) 
     assert (found.started, found.since, found.updated) == (1000.0, 1005.0, 1005.0)
     assert (found.address, found.server.pid) == (ADDRESS, os.getpid())
     assert found.server.life == "here"
+
+
+def test_phases_follow_one_another_with_all_their_bytes_until_vllm_starts(clock: Clock) -> None:
+    boot = Reporter(None, "b", ADDRESS)
+    assert boot.phases == []
+    boot.phase("deciding")
+    clock.now += 5
+    boot.phase("copying")
+    clock.now += 2
+    boot.progress(30, 90)
+    # Too soon after the other one to be written, and still the last that was heard.
+    boot.progress(90, 90)
+    told: list[Json] = [
+        {"phase": "deciding", "start": 1000.0, "end": 1005.0},
+        {"phase": "copying", "start": 1005.0, "end": 1007.0, "bytes": 90},
+    ]
+    assert boot.phases == told
+    boot.phase("starting")
+    clock.now += 9
+    assert boot.phases == told
 
 
 def test_the_same_phase_said_again_goes_on(tmp_path: Path, clock: Clock) -> None:
