@@ -17,6 +17,7 @@ from serving import FLAGS, Server, decision, environment
 
 from entrypoint.checkpoint import manifest as manifests
 from entrypoint.checkpoint.manifest import MANIFEST, Manifest
+from entrypoint.insight.timeline import timelines
 from entrypoint.state.ledger import Ledger
 
 pytestmark = pytest.mark.vllm
@@ -102,6 +103,9 @@ def test_what_is_saved_on_the_way_is_what_a_save_makes_and_the_next_boot_serves_
     assert len(set(first.tokens)) > 3
     made = manifest_in(here.store)
     assert here.staged() == []
+    [told] = timelines(Ledger(here.state).entries(), (), lambda _: False, time.time())
+    assert {"imports", "weights", "process", "profile"} <= {phase.name for phase in told.phases}
+    assert [phase.name for phase in told.beside] == ["tee"]
     with here.serve() as server:
         server.wait_until_healthy()
         assert server.complete(str(here.model), PROMPT) == first
