@@ -130,6 +130,9 @@ def _timeline(
     # Where vLLM could not be executed another way was tried: the last one counts.
     attempt = next(line for line in reversed(lines) if line.get("event") == "attempt")
     events = {str(line.get("event")) for line in lines}
+    if any(line.get("event") == "ended" and line.get("told") is True for line in lines):
+        # A supervisor saw its end, and had been told.
+        events.add("stopped")
     outcome = _outcome(attempt, events, is_alive)
     at = time_in(attempt, "time") or 0.0
     became = at if attempt.get("action") in SERVES else 0.0

@@ -158,6 +158,16 @@ def without(event: str) -> list[dict[str, Any]]:
             {"decide": 0.5, "vLLM": 1, "novel": 3},
             id="novel",
         ),
+        # Forked by a standby, or by a server that imports for all: what they fork imports nothing.
+        pytest.param(
+            [
+                ATTEMPT,
+                line("loading", 3, imported=AT + 1, processes=[AT - 1, AT + 1.5, AT + 2]),
+                *[line("loaded", 4), line("serving", 5)],
+            ],
+            {"decide": 0.5, "imports": 1, "build": 2, "weights": 1, "vLLM": 1},
+            id="forked",
+        ),
     ],
 )
 def test_what_is_not_noted_is_named_as_well(entries: list[Any], phases: dict[str, float]) -> None:
@@ -204,6 +214,9 @@ def test_saving_on_the_way_is_told_beside() -> None:
         (HIT[:3], True, "under-way"),
         (HIT[:3], False, "died"),
         ([*HIT[:3], {"event": "stopped", "boot": "b1"}], False, "stopped"),
+        ([*HIT[:3], line("ended", 12, status=143, told=True)], False, "stopped"),
+        ([*HIT[:3], line("ended", 12, status=137, told=False)], False, "died"),
+        ([*HIT, line("ended", 99, status=143, told=True)], False, "served"),
         ([ATTEMPT | {"action": "refuse"}], True, "refused"),
     ],
 )
