@@ -40,6 +40,9 @@ UNKNOWN: Final = "vLLM"
 NOW: Final = "now"
 """The moment until which goes on what is under way."""
 
+MOMENT_SECONDS: Final = 0.005
+"""What takes no longer is no phase, but parts two others."""
+
 NO_GAP_SECONDS: Final = 0.02
 FIRST_HEALTH_SECONDS: Final = 10.0
 """Who sees it healthy later than that after it began to serve had not been asking."""
@@ -164,7 +167,7 @@ def laid(known: Iterable[Phase]) -> tuple[Phase, ...]:
             between = _between if is_vllm else _before_vllm
             _add(found, Phase(between(before, phase.name), cursor, start))
             cursor = start
-        if end - start > 0:
+        if end - start > MOMENT_SECONDS:
             _add(found, phase._replace(start=cursor, end=end))
             cursor = end
         before, is_vllm = phase.name, is_vllm or phase.name == "exec"
