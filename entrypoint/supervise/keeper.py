@@ -11,13 +11,14 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
 
 from entrypoint.assess import Boot
-from entrypoint.checkpoint.digest import Json
+from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.engine.executable import find
 from entrypoint.errors import ShardbootError
 from entrypoint.state.ledger import Ledger
@@ -29,6 +30,9 @@ from entrypoint.supervise.verdict import End, GiveUp, follow
 
 STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 HEARD: Final = (signal.SIGCHLD, signal.SIGHUP, *STOPS)
+LEARN_SECONDS: Final = 20.0
+"""After a server is healthy: by then its first requests have imported what they need."""
+
 MAX_PID_BYTES: Final = 32
 CLEAR_TICK_SECONDS: Final = 0.1
 """Between two looks at what SIGKILL has not yet ended."""
@@ -45,7 +49,7 @@ class Keeper:
         self.distrusted, self.is_proved = "", False
         self.server = 0
         self.ended: dict[int, int] = {}
-        self.stopping, self.killing_at = 0, math.inf
+        self.stopping, self.killing_at, self.learning_at = 0, math.inf, math.inf
         self.is_reloading = False
         self.shared: set[str] = set()
         self.wakes, self.woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -83,10 +87,11 @@ class Keeper:
     def _watch(self, boot: Boot, pid: int, hears: int) -> End:
         """Look after a boot, and the server that it becomes, until that has ended."""
         health = Health(boot, self.first.environ, self.settings.hang_timeout)
-        self.server, self.killing_at = pid, math.inf
+        self.server, self.killing_at, self.learning_at = pid, math.inf, math.inf
         began, why, words = False, "", [hears]
         while self.server not in self.ended:
-            self._wait(min(health.wait(), self.killing_at - time.monotonic()), *words)
+            until = min(self.killing_at, self.learning_at) - time.monotonic()
+            self._wait(min(health.wait(), until), *words)
             for number in self._heard():
                 self._pass_on(number)
             self._reap()
@@ -100,6 +105,10 @@ class Keeper:
             if not self.shared and health.served_since is not None:
                 # Who is killed later cannot be asked any more.
                 self.shared = family.shared_memory(family.members(self.server))
+                self.learning_at = time.monotonic() + LEARN_SECONDS
+            if self.standby and time.monotonic() > self.learning_at:
+                self.learning_at = math.inf
+                self.standby.learn()
             if health.hangs or time.monotonic() > self.killing_at:
                 why = "it hung" if health.hangs else "it did not stop in time"
                 self.killing_at = math.inf
@@ -202,7 +211,8 @@ class Keeper:
         elif self.standby is None:
             try:
                 engine = find(self.settings.vllm, self.first.environ)
-                self.standby = Standby(engine.interpreter, self.first.environ)
+                notes = notes_for(self.settings.state_dir, self.first.words)
+                self.standby = Standby(engine.interpreter, self.first.environ, notes)
             except (ShardbootError, OSError) as error:
                 self.log.line("standby.lost", f"servers are started without one: {error}")
 
@@ -244,6 +254,11 @@ class Keeper:
                 if not pid:
                     return
                 self.ended[pid] = status
+
+
+def notes_for(state_dir: Path, words: Sequence[str]) -> Path:
+    """Return where servers note what they import, by what is served."""
+    return state_dir / "imports" / digest_json([*words])[:12]
 
 
 def _is_readable(descriptor: int) -> bool:

@@ -9,6 +9,7 @@ import select
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final, NoReturn
 
 from entrypoint.launch import Seat
@@ -17,6 +18,7 @@ from entrypoint.log import Log
 PROGRAM: Final = "entrypoint.vllm_plugin.standby"
 FORK: Final = b"fork"
 LOOK: Final = b"look"
+LEARN: Final = b"learn"
 MAX_ANSWER: Final = 64 * 1024
 LOOK_SECONDS: Final = 10.0
 
@@ -24,12 +26,12 @@ LOOK_SECONDS: Final = 10.0
 class Standby:
     """A process that has imported vLLM, or is at it; `ready` once it says so."""
 
-    def __init__(self, interpreter: str, environ: Mapping[str, str]) -> None:
-        """Start one. Raises: OSError."""
+    def __init__(self, interpreter: str, environ: Mapping[str, str], notes: Path) -> None:
+        """Start one; its servers note in `notes` what it should import, too. Raises: OSError."""
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [interpreter, "-P", "-m", PROGRAM, str(theirs.fileno())],
+                [interpreter, "-P", "-m", PROGRAM, str(theirs.fileno()), str(notes)],
                 pass_fds=[theirs.fileno()],
                 env=dict(environ),
                 process_group=0,
@@ -68,6 +70,11 @@ class Standby:
         except OSError as error:
             return str(error.strerror)
         return self.hear() if ready else f"no answer within {LOOK_SECONDS:g} s"
+
+    def learn(self) -> None:
+        """Have it import what its servers needed beyond it; it says when it is ready again."""
+        with contextlib.suppress(OSError):
+            self.channel.send(LEARN)
 
     def end(self) -> None:
         """Let it go: it ends when nobody is left to ask it."""

@@ -1,11 +1,13 @@
 """The standby: a process that has imported vLLM, and forks servers as often as it is told to.
 
-    python -P -m entrypoint.vllm_plugin.standby SOCKET_FD
+    python -P -m entrypoint.vllm_plugin.standby SOCKET_FD NOTES
 
 It says on the socket when it is ready, or what stands against forking it, as one JSON object a
-message; at the word `look` it says so again. At `fork` it forks: the descriptors that came with the
-word are the fork's, and the first of them is a connection, on which that says its pid, and reads
-what to serve. It is no child of the standby: the nearest reaper above adopts it at once.
+message; at the word `look` it says so again, and whether it is still what is installed. At `learn`
+it imports what its servers have noted in the file NOTES, if that is harmless. At `fork` it forks:
+the descriptors that came with the word are the fork's, and the first of them is a connection, on
+which that says its pid, and reads what to serve. It is no child of the standby: the nearest reaper
+above adopts it at once.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
-from entrypoint.vllm_plugin import forking, preload
+from entrypoint.vllm_plugin import forking, learned, preload
 
 MODULES: Final = (
     "vllm.entrypoints.cli.main",
@@ -51,13 +54,28 @@ Stamp = tuple[int, int]
 class Standby:
     """What has been imported, from which files, and the socket that orders come from."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
-        self.imported = _import()
+    def __init__(self, channel: socket.socket, notes: Path) -> None:
+        self.channel, self.notes = channel, notes
+        self.imported: dict[str, Stamp | None] = {}
+        learned.import_all(MODULES)
+        with suppress(ImportError):
+            # It looks for its place in memory once; it is not there once the environment changed.
+            importlib.import_module("setproctitle").getproctitle()
+        self._learn()
+        self._say(forking.obstacle())
+
+    def _learn(self) -> None:
+        """Import what servers have noted; remember which files all of it came from."""
+        found = learned.names(self.notes)
+        if found and learned.harmless(found, forking.obstacle()):
+            learned.import_all(found)
+        files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        for path in files - self.imported.keys():
+            if isinstance(path, str):
+                self.imported[path] = _stamp(path)
         gc.collect()
         # What is never collected is never written to: its pages stay shared with every fork.
         gc.freeze()
-        self._say(forking.obstacle())
 
     def wait_for_orders(self) -> list[int]:
         """Return in a fork, with the descriptors for it. Ends when nobody is left to ask."""
@@ -67,6 +85,9 @@ class Standby:
                 os._exit(0)
             if order == b"look":
                 self._say(self._changed())
+            elif order == b"learn":
+                self._learn()
+                self._say(forking.obstacle())
             elif _is_fork():
                 self.channel.close()
                 return descriptors
@@ -82,18 +103,6 @@ class Standby:
             if _stamp(path) != stamp:
                 return f"{path} was changed since it was imported"
         return ""
-
-
-def _import() -> dict[str, Stamp | None]:
-    """Import all that servers do; return the files that it came from."""
-    for name in MODULES:
-        with suppress(ImportError):
-            importlib.import_module(name)
-    with suppress(ImportError):
-        # It looks for its place in memory once, and finds none after the environment was changed.
-        importlib.import_module("setproctitle").getproctitle()
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    return {path: _stamp(path) for path in files if isinstance(path, str)}
 
 
 def _stamp(path: str) -> Stamp | None:
@@ -118,7 +127,7 @@ def _is_fork() -> bool:
     return True
 
 
-def become(descriptors: list[int]) -> None:
+def become(descriptors: list[int], notes: Path) -> None:
     """In a fork: become the server that the connection tells of, as far as vLLM's own beginning."""
     # Not a session of its own: the kernel would schedule it as a group apart (sched(7), autogroup).
     os.setpgid(0, 0)
@@ -139,6 +148,7 @@ def become(descriptors: list[int]) -> None:
     if request["umask"] is not None:
         os.umask(request["umask"])
     sys.argv = request["argv"]
+    learned.note(notes)
     forking.reseed()
     forking.fork_all()
 
@@ -148,7 +158,8 @@ def main() -> None:
     preload.ensure()
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
-    become(Standby(channel).wait_for_orders())
+    notes = Path(sys.argv[2])
+    become(Standby(channel, notes).wait_for_orders(), notes)
     vllm: Any = importlib.import_module("vllm.entrypoints.cli.main")
     sys.exit(vllm.main())
 

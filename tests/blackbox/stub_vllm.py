@@ -3,7 +3,7 @@
     stub_vllm.py HOUSE -P …/resolve.py FD                      how it reads the words
     stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.save FD    a save: real shard files, no vLLM
     stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.tune FD    what a tuning child notes, told it
-    stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.standby FD the real standby, of this stub
+    stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.standby FD NOTES  the real standby, of this stub
     stub_vllm.py HOUSE …/bin/vllm serve WORD…                  dumps what it was given, and ends;
                                                                or answers HTTP until stdin ends
 
@@ -299,7 +299,7 @@ def answer_http(words: list[str]) -> None:
     sys.stdin.read()
 
 
-def stand_by(descriptor: str, mine: dict[str, Any]) -> None:
+def stand_by(told: list[str], mine: dict[str, Any]) -> None:
     """Be the real standby, that has imported this for vLLM."""
     from entrypoint.vllm_plugin import preload, standby
 
@@ -318,7 +318,7 @@ def stand_by(descriptor: str, mine: dict[str, Any]) -> None:
     package = types.ModuleType("vllm")
     package.__spec__ = ModuleSpec("vllm", None)
     sys.modules |= {m.__name__: m for m in (package, vllm, utils)}
-    sys.argv = ["standby", descriptor]
+    sys.argv = ["standby", *told]
     standby.main()
 
 
@@ -333,7 +333,7 @@ def main() -> None:
     if words[0] != "-P":
         serve(words, rules.get("serve", {}))
     if "entrypoint.vllm_plugin.standby" in words:
-        stand_by(words[-1], rules.get("standby", {}))
+        stand_by(words[-2:], rules.get("standby", {}))
     descriptor = int(words[-1])
     os.set_inheritable(descriptor, False)
     request = json.load(sys.stdin)
