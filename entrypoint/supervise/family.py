@@ -49,6 +49,15 @@ def kill(group: int) -> list[int]:
     return pids
 
 
+def watch(pids: list[int]) -> set[int]:
+    """Return a descriptor for each that becomes readable when that process ends (pidfd_open(2))."""
+    found = set()
+    for pid in pids:
+        with suppress(OSError):
+            found.add(os.pidfd_open(pid))
+    return found
+
+
 def shared_memory(pids: list[int]) -> set[str]:
     """Return the files of /dev/shm that these processes have mapped, by their paths (proc(5))."""
     found: set[str] = set()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from entrypoint.assess import Boot
+from entrypoint.health.ask import ask
 from entrypoint.health.check import check
 from entrypoint.state import status as statuses
 from entrypoint.state.ledger import Ledger
@@ -20,6 +21,9 @@ STEADY_TICK_SECONDS: Final = 5.0
 """And afterwards, where somebody wants to know."""
 
 ASK_SECONDS: Final = 1.0
+ALARM_SECONDS: Final = 10.0
+ALARM_TICK_SECONDS: Final = 0.05
+UNAVAILABLE: Final = 503
 STALL_SECONDS: Final = 1800.0
 """What does not move for so long makes no progress; compiling a large model takes minutes."""
 
@@ -39,7 +43,8 @@ class Health:
         self.answered = self.moved = time.monotonic()
         self.place: tuple[str, int] = ("", 0)
         self.line = ""
-        self.next = 0.0
+        self.next = self.alarmed_until = 0.0
+        self.is_lost = False
 
     @property
     def served(self) -> float | None:
@@ -51,6 +56,11 @@ class Health:
             return time.monotonic() - self.served_since
         notes = Ledger(self.root).recent_of(self.boot.log.boot)
         return 0.0 if any(note.get("event") in SERVED for note in notes) else None
+
+    def alarm(self) -> None:
+        """Look at once, and often for a while: one of the server's processes has died."""
+        self.alarmed_until = time.monotonic() + ALARM_SECONDS
+        self.next = 0.0
 
     @property
     def hangs(self) -> bool:
@@ -68,6 +78,11 @@ class Health:
         if now < self.next:
             return
         status = statuses.read(self.root, self.boot.log.boot) or self.boot.status.status
+        if now < self.alarmed_until:
+            # vLLM's word for an engine that is dead: nothing but a new server helps.
+            self.is_lost = ask(status.address, ASK_SECONDS).status == UNAVAILABLE
+            self.next = now + ALARM_TICK_SECONDS
+            return
         report = check(self.root, status, ASK_SECONDS)
         standing, place = report.standing, (report.standing.phase, status.done)
         if place != self.place:

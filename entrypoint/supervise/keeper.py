@@ -52,6 +52,7 @@ class Keeper:
         self.stopping, self.killing_at, self.learning_at = 0, math.inf, math.inf
         self.is_reloading = False
         self.shared: set[str] = set()
+        self.others: set[int] = set()
         self.wakes, self.woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> Boot:
@@ -88,10 +89,13 @@ class Keeper:
         """Look after a boot, and the server that it becomes, until that has ended."""
         health = Health(boot, self.first.environ, self.settings.hang_timeout)
         self.server, self.killing_at, self.learning_at = pid, math.inf, math.inf
-        began, why, words = False, "", [hears]
+        began, cause, words = False, "", [hears]
         while self.server not in self.ended:
             until = min(self.killing_at, self.learning_at) - time.monotonic()
-            self._wait(min(health.wait(), until), *words)
+            ready = self._wait(min(health.wait(), until), *words, *self.others)
+            if died := self.others & ready:
+                self._forget(died)
+                health.alarm()
             for number in self._heard():
                 self._pass_on(number)
             self._reap()
@@ -104,23 +108,33 @@ class Keeper:
             health.look()
             if not self.shared and health.served_since is not None:
                 # Who is killed later cannot be asked any more.
-                self.shared = family.shared_memory(family.members(self.server))
+                others = [pid for pid in family.members(self.server) if pid != self.server]
+                self.shared = family.shared_memory([self.server, *others])
+                self.others = family.watch(others)
                 self.learning_at = time.monotonic() + LEARN_SECONDS
             if self.standby and time.monotonic() > self.learning_at:
                 self.learning_at = math.inf
                 self.standby.learn()
-            if health.hangs or time.monotonic() > self.killing_at:
-                why = "it hung" if health.hangs else "it did not stop in time"
+            if why := self._must_go(health):
                 self.killing_at = math.inf
                 self._kill()
+                cause = why
         os.close(hears)
         self._clear()
         status = os.waitstatus_to_exitcode(self.ended.pop(self.server))
         self.ended.clear()
-        end = End(status if status >= 0 else 128 - status, health.served, began, why)
+        end = End(status if status >= 0 else 128 - status, health.served, began, cause)
         if began and self.server != pid:
             self._judge(end)
         return end
+
+    def _must_go(self, health: Health) -> str:
+        """Say why the server must be ended, if it must."""
+        if time.monotonic() > self.killing_at:
+            return "it did not stop in time"
+        if health.is_lost and not self.stopping:
+            return "one of its processes had died"
+        return "it hung" if health.hangs else ""
 
     def _begins(self, word: bytes) -> bool:
         """Take the pid that a boot tells: that is vLLM now. Return whether there was one."""
@@ -162,6 +176,7 @@ class Keeper:
         self._reap()
         family.forget(self.shared)
         self.shared = set()
+        self._forget(self.others)
 
     def _go_on(self, boot: Boot, end: End, row: int) -> int:
         """Note an end, and wait until it is time for the next start; or be through."""
@@ -228,17 +243,27 @@ class Keeper:
             self.log.line("standby.lost", f"servers are started without one: {why}")
             self.distrusted = why
 
-    def _wait(self, seconds: float, *descriptors: int) -> None:
-        """Wait until something happens: a signal, a word of a boot or of the standby."""
+    def _forget(self, descriptors: set[int]) -> None:
+        """Close what is watched no longer."""
+        self.others = self.others - descriptors
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _wait(self, seconds: float, *descriptors: int) -> set[int]:
+        """Wait until something happens: a signal, a word of a boot or of the standby, a death.
+
+        Return which of the descriptors tell of something.
+        """
         poll = select.poll()
         standby = self.standby
         channels = [standby.channel.fileno()] if standby else []
         for descriptor in (self.wakes, *channels, *descriptors):
             poll.register(descriptor, select.POLLIN)
         milliseconds = None if seconds == math.inf else max(0.0, seconds) * 1000
-        ready = [descriptor for descriptor, _ in poll.poll(milliseconds)]
-        if standby and not set(channels).isdisjoint(ready):
+        ready = {descriptor for descriptor, _ in poll.poll(milliseconds)}
+        if standby and not ready.isdisjoint(channels):
             self._hear_standby(standby)
+        return ready
 
     def _heard(self) -> list[int]:
         """Return the signals that came, but for those of children."""

@@ -220,3 +220,16 @@ def switches(pid: int) -> int:
     """Return how often a process has been put on a processor, by its own will or not."""
     text = Path(f"/proc/{pid}/status").read_text()
     return sum(int(line.split()[1]) for line in text.splitlines() if "ctxt_switches" in line)
+
+
+def test_a_server_whose_process_died_and_that_says_so_is_not_waited_for(saved: House) -> None:
+    saved.rules(serve={"answers": 200, "orphan": True})
+    with supervised(saved) as process:
+        first = wait_for_server(saved)
+        saved.rules(serve={"answers": 503, "orphan": True})
+        os.kill(int((saved.root / "orphan").read_text()), signal.SIGKILL)
+        saved.wait_for("listening")
+        assert is_gone(first)
+        process.terminate()
+        boot = saved.finish(process)
+    assert "(one of its processes had died)" in boot.stderr
