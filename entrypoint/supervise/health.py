@@ -78,9 +78,10 @@ class Health:
         if now < self.next:
             return
         status = statuses.read(self.root, self.boot.log.boot) or self.boot.status.status
-        if now < self.alarmed_until:
-            # vLLM's word for an engine that is dead: nothing but a new server helps.
-            self.is_lost = ask(status.address, ASK_SECONDS).status == UNAVAILABLE
+        if now < self.alarmed_until and not status.address.headless:
+            # vLLM's word for an engine that is dead; or it has begun to shut down for that.
+            answer = ask(status.address, ASK_SECONDS)
+            self.is_lost = answer.status == UNAVAILABLE or not answer.is_there
             self.next = now + ALARM_TICK_SECONDS
             return
         report = check(self.root, status, ASK_SECONDS)

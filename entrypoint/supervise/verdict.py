@@ -4,7 +4,7 @@
 
 from typing import Final, NamedTuple
 
-STEADY_SECONDS: Final = 60.0
+STEADY_SECONDS: Final = 10.0
 """Who has served for so long was no failure: its end is the first of a new row."""
 
 GAVE_UP: Final = 70

@@ -15,6 +15,7 @@ from typing import Final, Self
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
+from killing import PARTS, part, wait_for_another
 from models import make_model
 from page_cache import cached, evict
 from processes import Program, ProgramError, descendants, end, run
@@ -23,6 +24,7 @@ from serving import FLAGS, Server, decision, environment
 from entrypoint.state.ledger import Ledger
 
 __all__ = [
+    "PARTS",
     "Program",
     "ProgramError",
     "Room",
@@ -34,6 +36,8 @@ __all__ = [
     "end",
     "evict",
     "parser",
+    "part",
+    "wait_for_another",
 ]
 
 BIN: Final = Path(sys.executable).parent

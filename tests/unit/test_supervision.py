@@ -25,8 +25,8 @@ def test_without_a_limit_it_is_never_given_up() -> None:
     assert follow(CRASH, 10_000, 0, 60.0) == Again(60.0, 10_001)
 
 
-@pytest.mark.parametrize(("served", "number"), [(None, 5), (59.0, 5), (60.0, 1)])
-def test_who_has_served_for_a_minute_begins_a_new_row(served: float | None, number: int) -> None:
+@pytest.mark.parametrize(("served", "number"), [(None, 5), (9.0, 5), (10.0, 1)])
+def test_who_has_served_for_a_while_begins_a_new_row(served: float | None, number: int) -> None:
     after = follow(CRASH._replace(served=served), 4, 10, 60.0)
     assert isinstance(after, Again)
     assert after.number == number
