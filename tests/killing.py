@@ -20,12 +20,12 @@ PARTS: Final = {"API server": "", "engine core": "EngineCore", "worker": "Worker
 """What a server is made of, and what vLLM calls each part; the first listens."""
 
 
-def listener(server: Server) -> int | None:
-    """Return which descendant listens on the server's port; None where none does."""
+def listener(root: int, port: int) -> int | None:
+    """Return which descendant of a process listens on a port; None where none does."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
-    ours = [row for row in rows if row[1].endswith(f":{server.port:04X}") and row[3] == LISTENS]
+    ours = [row for row in rows if row[1].endswith(f":{port:04X}") and row[3] == LISTENS]
     sockets = {f"socket:[{row[9]}]" for row in ours}
-    for pid in descendants(server.process.pid):
+    for pid in descendants(root):
         with suppress(OSError):
             for descriptor in Path(f"/proc/{pid}/fd").iterdir():
                 if os.readlink(descriptor) in sockets:
@@ -33,28 +33,31 @@ def listener(server: Server) -> int | None:
     return None
 
 
-def part(server: Server, title: str, listens: int) -> int:
+def part(root: int, title: str, listens: int) -> int:
     """Return a process by vLLM's title for it; the one that listens has none.
 
     Raises: ProgramError.
     """
     if not title:
         return listens
-    for pid in sorted(descendants(server.process.pid)):
+    for pid in sorted(descendants(root)):
         if f"VLLM::{title}" in Path(f"/proc/{pid}/cmdline").read_text(errors="replace"):
             return pid
     raise ProgramError(f"no process is called VLLM::{title}")
 
 
-def wait_for_another(server: Server, before: int | None) -> tuple[int, float]:
+def wait_for_another(
+    server: Server, before: int | None, root: int | None = None
+) -> tuple[int, float]:
     """Return who serves, when it is another one than before, and when that was.
 
-    Raises: ProgramError.
+    `root` is the process above it, where `server` runs in a container. Raises: ProgramError.
     """
+    above = root or server.process.pid
     deadline = time.monotonic() + LIMIT_SECONDS
     while time.monotonic() < deadline:
         healthy, now = server.is_healthy(), time.monotonic()
-        found = listener(server) if healthy else None
+        found = listener(above, server.port) if healthy else None
         if found is not None and found != before:
             return found, now
         time.sleep(POLL_SECONDS)

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -314,7 +315,8 @@ def stand_by(told: list[str], mine: dict[str, Any]) -> None:
     utils: Any = types.ModuleType("vllm.utils.system_utils")
     utils.get_mp_context = multiprocessing.get_context
     vllm.__file__ = str(HOUSE / "vllm.py")
-    (HOUSE / "vllm.py").touch()
+    with contextlib.suppress(OSError):
+        (HOUSE / "vllm.py").touch()
     package = types.ModuleType("vllm")
     package.__spec__ = ModuleSpec("vllm", None)
     sys.modules |= {m.__name__: m for m in (package, vllm, utils)}

@@ -1,6 +1,7 @@
 """Real vLLM in containers of the Dockerfile's image. Needs root, podman and debootstrap.
 
-Four boots in all: one that saves, two that find what it saved, one that is stopped while saving.
+Five boots in all: one that saves, three that find what it saved, one of them twice under a standby,
+and one that is stopped while saving.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import stat
 import time
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from container.harness import DATA, GRACE_SECONDS, MODEL, Container, Host, zombies
+from killing import wait_for_another
 from processes import start_of
 from serving import Answer, decision, events
 
@@ -202,3 +205,23 @@ def saves(pid: int) -> bool:
         return re.search(r"\bentrypoint\.vllm_plugin\.save\b", words) is not None
     # It has ended meanwhile.
     return False
+
+
+def test_under_a_standby_a_killed_server_is_followed_in_the_same_container(
+    host: Host, second: Visit
+) -> None:
+    with host.start(options=[*READ_ONLY, "--env", "SHARDBOOT_STANDBY=yes"]) as container:
+        container.wait_until_healthy()
+        first = container.main_pid()
+        started = start_of(first)
+        server, _ = wait_for_another(container, None, first)
+        os.kill(server, signal.SIGKILL)
+        wait_for_another(container, server, first)
+        assert start_of(first) == started
+        assert container.complete(MODEL, PROMPT) == second.answer
+        assert "serving" in container.health()
+        assert zombies(first) == 0
+        stop_seconds = container.podman_stop()
+    print(f"stopped within {stop_seconds:.2f} s")
+    assert container.process.returncode == 0
+    assert stop_seconds < GRACE_SECONDS

@@ -238,6 +238,16 @@ class Machine:
         entries = [entry for entry in self.ledger if entry["event"] == "attempt"]
         return [[*entry["after"], entry["reason"]][0] for entry in entries]
 
+    def server(self, but: int = 0) -> int:
+        """Return the pid of the server of the latest boot, once it is another one than `but`."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            pids = [int(e["pid"]) for e in self.ledger if e["event"] == "attempt"]
+            if pids and pids[-1] != but:
+                return pids[-1]
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(POLL_SECONDS)
+
     def close(self) -> None:
         podman("rm", "--force", "--time", "1", "--ignore", "--volumes", self.name)
 

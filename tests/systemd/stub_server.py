@@ -47,11 +47,9 @@ def main() -> None:
     stub_vllm.HOUSE = Path(sys.argv[1])
     # Where it is called from must not be written to.
     stub_vllm.call = lambda name: None
-    words = sys.argv[2:]
-    if words[0] == "-P":
-        stub_vllm.main()
-    else:
-        serve(words[2:], json.loads((stub_vllm.HOUSE / "rules.json").read_text())["serve"])
+    # What a standby of it forks is this server, too.
+    stub_vllm.serve = lambda words, rules: serve(words[2:], rules)
+    stub_vllm.main()
 
 
 if __name__ == "__main__":

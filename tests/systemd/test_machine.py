@@ -151,6 +151,29 @@ def test_a_crash_is_a_local_hit_a_moment_later(node: Machine, victim: str) -> No
     assert not set(before) & set(node.processes())
 
 
+def test_with_a_standby_a_crash_is_no_business_of_systemds(node: Machine) -> None:
+    node.type(f"""
+        install -m 644 -D scripts/systemd/standby.conf /etc/systemd/system/{UNIT}.service.d/a.conf
+        systemctl daemon-reload
+    """)
+    start(node)
+    supervisor = node.show()["MainPID"]
+    for command in ("kill -KILL {}", f"systemctl reload {UNIT}"):
+        before = node.server()
+        node.type(command.format(before))
+        node.server(but=before)
+        shown = node.wait_until(StatusText="serving: local on ")
+        assert (shown["MainPID"], shown["NRestarts"]) == (supervisor, "0")
+        assert before not in node.processes()
+    stopping = time.monotonic()
+    node.type(f"systemctl stop {UNIT}")
+    print(f"stopped within {time.monotonic() - stopping:.1f} s")
+    shown = node.show()
+    assert (shown["ActiveState"], shown["Result"]) == ("inactive", "success")
+    assert node.processes() == []
+    assert node.attempts() == ["save: local.absent", "local.hit", "local.hit"]
+
+
 def test_a_stop_during_a_copy_is_a_clean_end_and_the_next_start_goes_on(node: Machine) -> None:
     start(node)
     node.type(f"chown vllm {SHARED}; {OPT}/bin/shardboot push --shared {SHARED} {MODEL} -tp 8")

@@ -79,7 +79,7 @@ def test_whatever_part_is_killed_the_next_server_is_a_fork_and_answers_alike(nod
         answer = server.complete(str(node.model), PROMPT)
         before = kept(supervisor)
         for title in PARTS.values():
-            os.kill(part(server, title, serves), signal.SIGKILL)
+            os.kill(part(supervisor, title, serves), signal.SIGKILL)
             serves, _ = wait_for_another(server, serves)
             assert server.complete(str(node.model), PROMPT) == answer
             assert kept(supervisor) == before
@@ -94,7 +94,7 @@ def test_whatever_part_is_killed_the_next_server_is_a_fork_and_answers_alike(nod
 
 def facts(server: Server, title: str, pid: int) -> dict[str, str]:
     """Return what one part of a server has of its start (proc(5))."""
-    proc = Path(f"/proc/{part(server, title, pid)}")
+    proc = Path(f"/proc/{part(server.process.pid, title, pid)}")
     pairs = (line.split(":\t") for line in (proc / "status").read_text().splitlines())
     wanted = ("Umask", "SigIgn", "Uid", "Gid", "Groups", "NoNewPrivs", "Cpus_allowed_list")
     found = {name: value for name, value in pairs if name in wanted}
@@ -108,7 +108,7 @@ def test_a_forked_server_is_as_one_that_was_started(node: Node) -> None:
     for options in (("--standby",), ("--single-import", "no"), ("--single-import", "yes")):
         with node.serve(*options) as server:
             server.wait_until_healthy()
-            pid = listener(server)
+            pid = listener(server.process.pid, server.port)
             assert pid is not None
             found.append({name: facts(server, title, pid) for name, title in PARTS.items()})
             answers.append(server.complete(str(node.model), PROMPT))
