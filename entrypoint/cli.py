@@ -97,8 +97,11 @@ def _keep_out(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
     from entrypoint import launch  # noqa: PLC0415 - most are switched on
     from entrypoint.engine.executable import locate  # noqa: PLC0415
     from entrypoint.privilege.stepping_down import become_user  # noqa: PLC0415
+    from entrypoint.supervise.notify import notify  # noqa: PLC0415
 
     take_credentials(os.environ)
+    # For a unit that waits for a supervisor's word.
+    notify(os.environ, READY="1")
     vllm, user, state_dir = read_when_off(flags, os.environ)
     become_user(user, os.environ, caches_in=state_dir)
     launch.become(locate(vllm, os.environ), ["serve", *words], os.environ)

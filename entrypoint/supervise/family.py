@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 PROC: Final = Path("/proc")
-SHM: Final = "/dev/shm/"  # noqa: S108 - nothing is made there
+SHM: Final = re.compile(r"/dev/shm/(psm_|vllm_dist_)[^/]*")  # noqa: S108 - nothing is made there
+"""How Python and vLLM name segments that they share; what else lies there is somebody's files."""
+
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -35,7 +38,9 @@ def members(group: int) -> list[int]:
         if name.isdigit():
             with suppress(OSError, IndexError, ValueError):
                 fields = (PROC / name / "stat").read_bytes().rpartition(b")")[2].split()
-                if int(fields[2]) == group and fields[0] not in (b"Z", b"X"):
+                # A zombie whose threads still run has let go of nothing yet.
+                is_over = fields[0] in (b"Z", b"X") and len(os.listdir(PROC / name / "task")) < 2  # noqa: PLR2004
+                if int(fields[2]) == group and not is_over:
                     found.append(int(name))
     return found
 
@@ -65,8 +70,8 @@ def shared_memory(pids: list[int]) -> set[str]:
         with suppress(OSError):
             for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
                 fields = line.split(maxsplit=5)
-                if len(fields) == 6 and fields[5].startswith(SHM) and "(deleted)" not in line:  # noqa: PLR2004
-                    found.add(fields[5])
+                if SHM.fullmatch(fields[-1]):
+                    found.add(fields[-1])
     return found
 
 

@@ -12,6 +12,7 @@ from entrypoint.health.ask import ask
 from entrypoint.health.check import check
 from entrypoint.state import status as statuses
 from entrypoint.state.ledger import Ledger
+from entrypoint.state.status import Server, Status
 from entrypoint.supervise.notify import notify, watchdog_seconds
 
 TICK_SECONDS: Final = 0.2
@@ -24,6 +25,7 @@ ASK_SECONDS: Final = 1.0
 ALARM_SECONDS: Final = 10.0
 ALARM_TICK_SECONDS: Final = 0.05
 UNAVAILABLE: Final = 503
+MAX_MISSES: Final = 5
 STALL_SECONDS: Final = 1800.0
 """What does not move for so long makes no progress; compiling a large model takes minutes."""
 
@@ -44,7 +46,7 @@ class Health:
         self.place: tuple[str, int] = ("", 0)
         self.line = ""
         self.next = self.alarmed_until = 0.0
-        self.is_lost = False
+        self.is_lost, self.misses = False, 0
 
     @property
     def served(self) -> float | None:
@@ -72,16 +74,17 @@ class Health:
         """Return the seconds until the next look."""
         return max(0.0, self.next - time.monotonic())
 
-    def look(self) -> None:
-        """Look if it is time; say what is new."""
+    def look(self, server: int | None) -> None:
+        """Look if it is time; say what is new. `server` is vLLM's pid, once it has begun."""
         now = time.monotonic()
         if now < self.next:
             return
         status = statuses.read(self.root, self.boot.log.boot) or self.boot.status.status
+        if server is not None and status.phase != "starting":
+            # Where no status can be kept, the supervisor still knows.
+            status = status._replace(phase="starting", server=Server.of(server))
         if now < self.alarmed_until and not status.address.headless:
-            # vLLM's word for an engine that is dead; or it has begun to shut down for that.
-            answer = ask(status.address, ASK_SECONDS)
-            self.is_lost = answer.status == UNAVAILABLE or not answer.is_there
+            self._look_closely(status)
             self.next = now + ALARM_TICK_SECONDS
             return
         report = check(self.root, status, ASK_SECONDS)
@@ -94,6 +97,18 @@ class Health:
                 self.served_since = self.answered
         self._tell(standing.line, is_healthy=standing.is_healthy, now=now)
         self.next = now + (TICK_SECONDS if self.served_since is None else self._steady())
+
+    def _look_closely(self, status: Status) -> None:
+        """Find out whether a server is lost that one of its processes has left.
+
+        It says so itself, by 503, or it has begun to shut down, and listens no more.
+        """
+        answer = ask(status.address, ASK_SECONDS)
+        self.misses = 0 if answer.is_there else self.misses + 1
+        self.is_lost = answer.status == UNAVAILABLE or self.misses >= MAX_MISSES
+        if answer.is_ok:
+            self.answered = time.monotonic()
+            self._tell(self.line, is_healthy=True, now=self.answered)
 
     def _steady(self) -> float:
         """Return how often to look at one that serves."""

@@ -34,6 +34,7 @@ LEARN_SECONDS: Final = 20.0
 """After a server is healthy: by then its first requests have imported what they need."""
 
 MAX_PID_BYTES: Final = 32
+CLEAR_SECONDS: Final = 10.0
 CLEAR_TICK_SECONDS: Final = 0.1
 """Between two looks at what SIGKILL has not yet ended."""
 
@@ -58,16 +59,21 @@ class Keeper:
     def run(self) -> Boot:
         """Return a boot to perform, in a fork of its own; only SystemExit ends the supervisor."""
         family.adopt_orphans()
-        handlers = {number: signal.signal(number, _heard) for number in HEARD}
+        # What a parent ignores stays ignored, as nohup wants it.
+        heard = [n for n in HEARD if n == signal.SIGCHLD or signal.getsignal(n) != signal.SIG_IGN]
+        handlers = {number: signal.signal(number, _heard) for number in heard}
         signal.set_wakeup_fd(self.woken, warn_on_full_buffer=False)
         boot, row = self.first, 0
         while True:
             self._prepare_standby()
             hears, tells = os.pipe2(os.O_CLOEXEC)
+            # Until its handlers are its own, the fork would write into the supervisor's pipe.
+            signal.pthread_sigmask(signal.SIG_BLOCK, heard)
             pid = os.fork()
             if not pid:
                 os.close(hears)
                 return self._as_boot(boot, tells, handlers)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
             os.close(tells)
             end = self._watch(boot, pid, hears)
             row = self._go_on(boot, end, row)
@@ -81,6 +87,7 @@ class Keeper:
         # Its server is a process group, so that what is left of it can be found.
         os.setpgid(0, 0)
         family.die_with_parent()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
         boot.status.know(server=Server.this(), supervisor=self.this)
         channel = self.standby.channel if self.standby else None
         return boot._replace(seat=StandbySeat(channel, tells, boot.log))
@@ -89,7 +96,7 @@ class Keeper:
         """Look after a boot, and the server that it becomes, until that has ended."""
         health = Health(boot, self.first.environ, self.settings.hang_timeout)
         self.server, self.killing_at, self.learning_at = pid, math.inf, math.inf
-        began, cause, words = False, "", [hears]
+        began, is_seen, cause, words = False, False, "", [hears]
         while self.server not in self.ended:
             until = min(self.killing_at, self.learning_at) - time.monotonic()
             ready = self._wait(min(health.wait(), until), *words, *self.others)
@@ -105,8 +112,9 @@ class Keeper:
                 began = self._begins(os.read(hears, MAX_PID_BYTES))
             if self.server in self.ended:
                 break
-            health.look()
-            if not self.shared and health.served_since is not None:
+            health.look(self.server if began else None)
+            if not is_seen and health.served_since is not None:
+                is_seen = True
                 # Who is killed later cannot be asked any more.
                 others = [pid for pid in family.members(self.server) if pid != self.server]
                 self.shared = family.shared_memory([self.server, *others])
@@ -141,9 +149,9 @@ class Keeper:
         if not word:
             return False
         before, self.server = self.server, int(word)
-        if self.server != before and self.stopping:
+        if self.server != before and (self.stopping or self.is_reloading):
             # The boot was told, and perhaps too late.
-            self._pass_on(self.stopping)
+            self._pass_on(self.stopping or signal.SIGHUP)
         return True
 
     def _judge(self, end: End) -> None:
@@ -157,7 +165,7 @@ class Keeper:
         if number in STOPS:
             self.stopping = number
         self.is_reloading = number == signal.SIGHUP
-        self.killing_at = time.monotonic() + self.settings.stop_timeout
+        self.killing_at = min(self.killing_at, time.monotonic() + self.settings.stop_timeout)
         with suppress(ProcessLookupError):
             os.kill(self.server, signal.SIGTERM if number == signal.SIGHUP else number)
 
@@ -169,9 +177,14 @@ class Keeper:
     def _clear(self) -> None:
         """End what is left of a server, and wait until its memory and its port are free."""
         self._kill()
-        while family.members(self.server):
+        said_at = time.monotonic() + CLEAR_SECONDS
+        while left := family.members(self.server):
             self._wait(CLEAR_TICK_SECONDS)
+            self.stopping = next((n for n in self._heard() if n in STOPS), self.stopping)
             self._reap()
+            if time.monotonic() > said_at:
+                said_at = math.inf
+                self.log.line("server.stuck", f"SIGKILL has not ended {left}: waiting for them")
             family.kill(self.server)
         self._reap()
         family.forget(self.shared)
@@ -181,8 +194,12 @@ class Keeper:
     def _go_on(self, boot: Boot, end: End, row: int) -> int:
         """Note an end, and wait until it is time for the next start; or be through."""
         entry: dict[str, Json] = {"boot": boot.log.boot, "event": "ended", "status": end.status}
-        now = round(time.time(), 3)
-        Ledger(self.settings.state_dir).append(entry | {"time": now, "told": bool(self.stopping)})
+        is_told = bool(self.stopping or self.is_reloading)
+        ledger, now = Ledger(self.settings.state_dir), round(time.time(), 3)
+        ledger.append(entry | {"time": now, "told": is_told})
+        if is_told:
+            # Whatever vLLM made of it: that it ended so is no fault of a checkpoint.
+            ledger.append({"boot": boot.log.boot, "event": "stopped", "time": now})
         if self.stopping:
             self._leave(end.status)
         if self.is_reloading:
@@ -237,8 +254,10 @@ class Keeper:
         if why := standby.hear():
             standby.end()
             self.standby = None
+            if self.stopping:
+                return
             if was_ready:
-                self.log.line("standby.renewed", why)
+                self.log.line("standby.renewed", f"{why}; the next start makes another one")
                 return
             self.log.line("standby.lost", f"servers are started without one: {why}")
             self.distrusted = why
@@ -283,7 +302,7 @@ class Keeper:
 
 def notes_for(state_dir: Path, words: Sequence[str]) -> Path:
     """Return where servers note what they import, by what is served."""
-    return state_dir / "imports" / digest_json([*words])[:12]
+    return state_dir / "imports" / digest_json([*words[:1]])[:12]
 
 
 def _is_readable(descriptor: int) -> bool:

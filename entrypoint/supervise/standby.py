@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,10 @@ LOOK: Final = b"look"
 LEARN: Final = b"learn"
 MAX_ANSWER: Final = 64 * 1024
 LOOK_SECONDS: Final = 10.0
+TAKE_SECONDS: Final = 300.0
+"""For all imports, on a disk that is slow; then a server is started as ever."""
+
+MAX_PID_BYTES: Final = 32
 
 
 class Standby:
@@ -45,8 +48,12 @@ class Standby:
 
     def hear(self) -> str:
         """Read what it says of itself; return why it can fork nothing, if that is so."""
+        return self._hear("", socket.MSG_DONTWAIT)
+
+    def _hear(self, order: str, flags: int = 0) -> str:
+        """As `hear`; of an answer to another `order` only that there was one."""
         try:
-            told = self.channel.recv(MAX_ANSWER, socket.MSG_DONTWAIT)
+            told = self.channel.recv(MAX_ANSWER, flags)
         except BlockingIOError:
             return ""
         except OSError as error:
@@ -55,6 +62,8 @@ class Standby:
             return "it has ended"
         said = json.loads(told)
         self.ready = not said["obstacle"]
+        if order and said["to"] != order and self.ready:
+            return self._hear(order, flags)
         return str(said["obstacle"])
 
     def look(self) -> str:
@@ -64,12 +73,14 @@ class Standby:
         """
         if not self.ready:
             return ""
+        self.channel.settimeout(LOOK_SECONDS)
         try:
             self.channel.send(LOOK)
-            ready, _, _ = select.select([self.channel], [], [], LOOK_SECONDS)
+            return self._hear("look")
         except OSError as error:
-            return str(error.strerror)
-        return self.hear() if ready else f"no answer within {LOOK_SECONDS:g} s"
+            return str(error.strerror or error)
+        finally:
+            self.channel.settimeout(None)
 
     def learn(self) -> None:
         """Have it import what its servers needed beyond it; it says when it is ready again."""
@@ -107,8 +118,12 @@ class StandbySeat(Seat):
                 socket.send_fds(self.channel, [FORK], [theirs.fileno(), *_kept()])
             except OSError as error:
                 return self._without(error.strerror or "")
-        with ours.makefile("rb") as file:
-            line = file.readline()
+        ours.settimeout(TAKE_SECONDS)
+        try:
+            line = ours.recv(MAX_PID_BYTES)
+        except OSError as error:
+            return self._without(str(error))
+        ours.settimeout(None)
         if not line.strip().isdigit():
             return self._without("it ended")
         self.connection, self.pid = ours, int(line)

@@ -15,6 +15,7 @@ import importlib
 import multiprocessing
 import os
 import re
+import signal
 import socket
 import stat
 import sys
@@ -33,11 +34,15 @@ HARMLESS_THREADS: Final = re.compile(r"ZMQbg/.*|shardboot-reap")
 ACCELERATORS: Final = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/", "/dev/davinci")
 """What the drivers of CUDA, ROCm, oneAPI and Ascend open for their contexts."""
 
+METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"
 AT_START: Final = ("LD_PRELOAD",)
 """What counts only when a program starts: vLLM sets it for those that it spawns."""
 
 PLACES: Final = ("GOMP_CPU_AFFINITY", "OMP_PLACES", "KMP_AFFINITY")
 """Where OpenMP's libraries are told a worker's cores, which they read when they are loaded."""
+
+held: Final[list[int]] = []
+"""The descriptor by which this process is seen to live, where it is a fork (`fork_context`)."""
 
 Spawning = Callable[[], BaseContext]
 
@@ -70,21 +75,32 @@ def fork_all() -> None:
     own: Spawning | None = getattr(system_utils, "get_mp_context", None)
     if own is None or own.__module__ == __name__:
         return
-    told: set[str] = set()
+    chosen: dict[int, BaseContext] = {}
 
     def get_mp_context() -> BaseContext:
-        reason = obstacle()
-        if not reason:
-            return multiprocessing.get_context("fork")
-        if reason not in told:
-            told.add(reason)
-            _warn(f"vLLM's processes are spawned, and import everything again: {reason}")
-        return own()
+        # vLLM prepares the environment of its processes there, whatever it chooses.
+        context = own()
+        pid = os.getpid()
+        if pid not in chosen:
+            # Once for each process: what it makes for one way does not fit the other.
+            reason = obstacle()
+            chosen[pid] = context if reason else _forks()
+            if reason:
+                _warn(f"vLLM's processes are spawned, and import everything again: {reason}")
+        return chosen[pid]
 
     for module in list(sys.modules.values()):
-        if vars(module).get("get_mp_context") is own:
-            vars(module)["get_mp_context"] = get_mp_context
+        names = getattr(module, "__dict__", {})
+        if names.get("get_mp_context") is own:
+            names["get_mp_context"] = get_mp_context
     os.register_at_fork(after_in_child=_begin_anew)
+
+
+def _forks() -> BaseContext:
+    # Not before: `register` takes its import for the start of vLLM's first process.
+    from entrypoint.vllm_plugin.fork_context import Forks
+
+    return Forks()
 
 
 def obstacle() -> str:
@@ -93,6 +109,8 @@ def obstacle() -> str:
         return f"there are threads: {', '.join(sorted(set(threads)))}"
     if device := next(_devices(), ""):
         return f"{device} is open, so an accelerator is in use already"
+    if STARTED_WITH.get(METHOD) == "spawn":
+        return f"{METHOD}=spawn"
     if "--numa-bind" in sys.argv:
         return "--numa-bind has processes started anew"
     for name in AT_START:
@@ -143,6 +161,12 @@ def _devices() -> Iterator[str]:
 
 def _begin_anew() -> None:
     """In a fork: let go of what a fresh process would not have, and read what it would read."""
+    for descriptor in held:
+        os.close(descriptor)
+    held.clear()
+    with contextlib.suppress(ValueError):
+        # The parent's, into which a signal to this one would be written.
+        signal.set_wakeup_fd(-1)
     _close_listeners()
     reseed()
     _bind_threads()

@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -43,7 +44,7 @@ MODULES: Final = (
 )
 """What every server imports; names that another version has not are passed over."""
 
-MAX_DESCRIPTORS: Final = 16
+MAX_DESCRIPTORS: Final = 64
 PR_SET_PDEATHSIG: Final = 1
 ADOPTION_SECONDS: Final = 0.001
 """Between two looks whether the process between is gone, which has nothing else to do."""
@@ -57,18 +58,24 @@ class Standby:
     def __init__(self, channel: socket.socket, notes: Path) -> None:
         self.channel, self.notes = channel, notes
         self.imported: dict[str, Stamp | None] = {}
+        before = dict(os.environ)
         learned.import_all(MODULES)
         with suppress(ImportError):
             # It looks for its place in memory once; it is not there once the environment changed.
             importlib.import_module("setproctitle").getproctitle()
         self._learn()
-        self._say(forking.obstacle())
+        # vLLM sets some when it is imported, for all its processes; a fork imports it no more.
+        self.added = {n: v for n, v in os.environ.items() if before.get(n) != v}
+        self._say("", forking.obstacle())
 
     def _learn(self) -> None:
         """Import what servers have noted; remember which files all of it came from."""
         found = learned.names(self.notes)
         if found and learned.harmless(found, forking.obstacle()):
             learned.import_all(found)
+        elif found:
+            # Else the next standby would try the same.
+            self.notes.unlink(missing_ok=True)
         files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
         for path in files - self.imported.keys():
             if isinstance(path, str):
@@ -84,18 +91,18 @@ class Standby:
             if not order:
                 os._exit(0)
             if order == b"look":
-                self._say(self._changed())
+                self._say("look", self._changed())
             elif order == b"learn":
                 self._learn()
-                self._say(forking.obstacle())
+                self._say("learn", forking.obstacle())
             elif _is_fork():
                 self.channel.close()
                 return descriptors
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _say(self, obstacle: str) -> None:
-        self.channel.send(json.dumps({"obstacle": obstacle}).encode())
+    def _say(self, order: str, obstacle: str) -> None:
+        self.channel.send(json.dumps({"to": order, "obstacle": obstacle}).encode())
 
     def _changed(self) -> str:
         """Tell which file of what was imported is another one now, as after an upgrade."""
@@ -127,7 +134,7 @@ def _is_fork() -> bool:
     return True
 
 
-def become(descriptors: list[int], notes: Path) -> None:
+def become(descriptors: list[int], notes: Path, added: Mapping[str, str]) -> None:
     """In a fork: become the server that the connection tells of, as far as vLLM's own beginning."""
     # Not a session of its own: the kernel would schedule it as a group apart (sched(7), autogroup).
     os.setpgid(0, 0)
@@ -136,7 +143,8 @@ def become(descriptors: list[int], notes: Path) -> None:
     for held in descriptors[1:]:
         os.set_inheritable(held, True)
     with socket.socket(fileno=descriptors[0]) as connection:
-        connection.sendall(f"{os.getpid()}\n".encode())
+        with suppress(OSError):
+            connection.sendall(f"{os.getpid()}\n".encode())
         with connection.makefile() as file:
             line = file.readline()
     if not line.endswith("\n"):
@@ -144,7 +152,7 @@ def become(descriptors: list[int], notes: Path) -> None:
         os._exit(1)
     request: dict[str, Any] = json.loads(line)
     os.environ.clear()
-    os.environ.update(request["environ"])
+    os.environ.update({**added, **request["environ"]})
     if request["umask"] is not None:
         os.umask(request["umask"])
     sys.argv = request["argv"]
@@ -159,7 +167,8 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     notes = Path(sys.argv[2])
-    become(Standby(channel, notes).wait_for_orders(), notes)
+    standby = Standby(channel, notes)
+    become(standby.wait_for_orders(), notes, standby.added)
     vllm: Any = importlib.import_module("vllm.entrypoints.cli.main")
     sys.exit(vllm.main())
 

@@ -116,3 +116,35 @@ for name, told in {
 print(in_fork(lambda: os.sched_getaffinity(0)) == repr(os.sched_getaffinity(0)))
 """
     assert run(script).split() == ["True"] * 4
+
+
+def test_an_engines_end_is_seen_while_its_workers_still_run() -> None:
+    script = """
+import time
+from multiprocessing.connection import wait
+from entrypoint.vllm_plugin.fork_context import Forks
+os.register_at_fork(after_in_child=forking._begin_anew)
+reader, writer = os.pipe()
+
+def work():
+    os.close(writer)
+    os.read(reader, 1)
+
+def engine():
+    worker = Forks().Process(target=work)
+    worker.start()
+    os._exit(7)
+
+process = Forks().Process(target=engine)
+process.start()
+print(wait([process.sentinel], timeout=30) == [process.sentinel])
+process.join()
+print(process.exitcode)
+os.close(writer)
+"""
+    assert run(script).split() == ["True", "7"]
+
+
+def test_users_who_ask_for_spawned_processes_get_them() -> None:
+    told = run("print(forking.obstacle())", VLLM_WORKER_MULTIPROC_METHOD="spawn")
+    assert told == "VLLM_WORKER_MULTIPROC_METHOD=spawn"
