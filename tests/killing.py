@@ -21,11 +21,11 @@ PARTS: Final = {"API server": "", "engine core": "EngineCore", "worker": "Worker
 
 
 def listener(root: int, port: int) -> int | None:
-    """Return which descendant of a process listens on a port; None where none does."""
+    """Return which one of a process and its descendants listens on a port, if one does."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
     ours = [row for row in rows if row[1].endswith(f":{port:04X}") and row[3] == LISTENS]
     sockets = {f"socket:[{row[9]}]" for row in ours}
-    for pid in descendants(root):
+    for pid in (root, *descendants(root)):
         with suppress(OSError):
             for descriptor in Path(f"/proc/{pid}/fd").iterdir():
                 if os.readlink(descriptor) in sockets:
