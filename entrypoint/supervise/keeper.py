@@ -34,6 +34,7 @@ LEARN_SECONDS: Final = 20.0
 """After a server is healthy: by then its first requests have imported what they need."""
 
 MAX_PID_BYTES: Final = 32
+FORK_SECONDS: Final = 5.0
 CLEAR_SECONDS: Final = 10.0
 CLEAR_TICK_SECONDS: Final = 0.1
 """Between two looks at what SIGKILL has not yet ended."""
@@ -69,7 +70,7 @@ class Keeper:
             hears, tells = os.pipe2(os.O_CLOEXEC)
             # Until its handlers are its own, the fork would write into the supervisor's pipe.
             signal.pthread_sigmask(signal.SIG_BLOCK, heard)
-            pid = os.fork()
+            pid = self._fork()
             if not pid:
                 os.close(hears)
                 return self._as_boot(boot, tells, handlers)
@@ -78,6 +79,15 @@ class Keeper:
             end = self._watch(boot, pid, hears)
             row = self._go_on(boot, end, row)
             boot = self.another(self.first)
+
+    def _fork(self) -> int:
+        """Fork; where no process is to be had, try again until one is."""
+        while True:
+            try:
+                return os.fork()
+            except OSError as error:
+                self.log.line("server.unborn", f"no process is to be had: {error.strerror}")
+                self._sleep(FORK_SECONDS)
 
     def _as_boot(self, boot: Boot, tells: int, handlers: Mapping[signal.Signals, Any]) -> Boot:
         """In the fork: be as a boot without a supervisor, but for where vLLM will run."""
