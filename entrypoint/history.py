@@ -132,7 +132,7 @@ def _write(path: Path, text: str) -> None:
 @_for_state
 @click.pass_context
 def blame(ctx: click.Context, /, boot: str, output: str, **flags: Any) -> None:
-    """Say what of a boot took longest, against the best other boot of the same checkpoint key."""
+    """Say what of a boot took longest, against the best other one of its kind."""
     boots = _boots(flags, ctx.obj["environ"])
     found = blaming.blame(_meant(boots, boot), boots)
     emit(output, found.to_json(), *blaming.lines(found))

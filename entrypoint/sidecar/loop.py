@@ -105,7 +105,8 @@ def run(jobs: Sequence[Job], say: Callable[[str], None], hint: threading.Event) 
         hint.wait(min(max(0.0, due[name] - time.monotonic()), LONGEST_SLEEP))
         if hint.is_set():
             hint.clear()
-            heard = max(time.monotonic(), heard + HINT_SECONDS)
+            now = time.monotonic()
+            heard = max(now, min(heard, now) + HINT_SECONDS)
             due |= {job.name: min(due[job.name], heard) for job in jobs if job.is_hinted}
             name = next_due(due)
         if due[name] > time.monotonic():

@@ -79,10 +79,11 @@ class Watch:
                 self._observer = Observer()
                 self._observer.schedule(ear, str(self._root))
                 self._observer.start()
-        except OSError as error:
-            # Among others where all watches of this user are taken (inotify_add_watch(2)).
+        except (OSError, RuntimeError) as error:
+            # Among others where all watches of this user are taken (inotify_add_watch(2)), or all
+            # the threads that it may have.
             self.close()
-            return f"{error.strerror or error}"
+            return str(getattr(error, "strerror", None) or error)
         # What a kernel takes it may still never tell of, as one in a sandbox.
         if not _touch(self._root) or ear.heard.wait(PROBE_SECONDS):
             return ""

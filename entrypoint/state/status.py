@@ -66,7 +66,9 @@ class Address(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The process that boots and then is vLLM: a pid alone is reused, and means another elsewhere.
+    """A process of a boot: the one that boots and then is vLLM, or its supervisor.
+
+    A pid alone is reused, and means another elsewhere.
 
     `start` in clock ticks since the host's boot `host_boot`; `namespace` is the one of its pid.
     """

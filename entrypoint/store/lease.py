@@ -57,6 +57,9 @@ class Pace(NamedTuple):
 
 PACE: Final = Pace()
 
+_SEEN: Final[dict[Path, dict["_Place", tuple[bytes, float, float]]]] = {}
+"""By line: what each ticket held, since when, and when that was last looked at."""
+
 
 class Waited(NamedTuple, Generic[Found]):
     """How a wait ended: our turn, something `found`, the bound passed, or no queue is here."""
@@ -95,8 +98,9 @@ def queue(
         try:
             ticket.line_up()
             heart.start()
-        except OSError as error:
-            ticket.obstacle = error
+        except (OSError, RuntimeError) as error:
+            # Where no thread is to be had, nobody would see that we live.
+            ticket.obstacle = error if isinstance(error, OSError) else OSError(str(error))
             ticket.leave()
         yield ticket
     finally:
@@ -119,7 +123,8 @@ class Ticket:
         self._process = [str(me.start), me.namespace, me.host_boot]
         self._place = _Place(0, os.urandom(4).hex(), host(), me.pid)
         self._beats, self._settled = 0, 0.0
-        self._seen: dict[_Place, tuple[bytes, float, float]] = {}
+        # Who comes for moments only, again and again, must see a ticket die as well.
+        self._seen = _SEEN.setdefault(self.directory, {})
 
     def wait(
         self,
@@ -238,6 +243,8 @@ class Ticket:
             # Stopped for so long that it was taken for dead, or somebody has tidied up.
             self.line_up()
             return None
+        for gone in self._seen.keys() - set(line):
+            self._seen.pop(gone, None)
         ahead: list[_Place] = []
         for place in line[: line.index(self._place)]:
             if len(ahead) >= limit + _WATCHED or not self._is_dead(place):

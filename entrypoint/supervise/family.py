@@ -45,13 +45,11 @@ def members(group: int) -> list[int]:
     return found
 
 
-def kill(group: int) -> list[int]:
-    """Send SIGKILL to all of a process group; return who got it."""
-    pids = members(group)
-    for pid in pids:
+def kill(group: int) -> None:
+    """Send SIGKILL to all of a process group."""
+    for pid in members(group):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return pids
 
 
 def watch(pids: list[int]) -> set[int]:
@@ -75,12 +73,9 @@ def shared_memory(pids: list[int]) -> set[str]:
     return found
 
 
-def forget(paths: set[str]) -> list[str]:
-    """Remove what a killed server left in /dev/shm; what is somebody else's stays."""
-    gone = []
+def forget(paths: set[str]) -> None:
+    """Remove what a killed server left in /dev/shm; what is another user's stays."""
     for path in sorted(paths):
         with suppress(OSError):
             if os.stat(path, follow_symlinks=False).st_uid == os.geteuid():
                 os.unlink(path)
-                gone.append(path)
-    return gone

@@ -311,8 +311,8 @@ class Keeper:
 
 
 def notes_for(state_dir: Path, words: Sequence[str]) -> Path:
-    """Return where servers note what they import, by what is served."""
-    return state_dir / "imports" / digest_json([*words[:1]])[:12]
+    """Return where servers note what they import, by vLLM's first word: the model, as a rule."""
+    return state_dir / "imports" / digest_json(list(words[:1]))[:12]
 
 
 def _is_readable(descriptor: int) -> bool:

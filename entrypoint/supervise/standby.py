@@ -41,11 +41,6 @@ class Standby:
             )
         self.ready = False
 
-    @property
-    def pid(self) -> int:
-        """Its pid; it is a child of whoever started it."""
-        return self.process.pid
-
     def hear(self) -> str:
         """Read what it says of itself; return why it can fork nothing, if that is so."""
         return self._hear("", socket.MSG_DONTWAIT)

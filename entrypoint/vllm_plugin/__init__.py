@@ -1,6 +1,7 @@
-"""What vLLM loads of ours: load formats. Importing this package imports neither vLLM nor torch.
+"""What vLLM loads of ours: load formats, notes of how far a start is, and forks.
 
-`resolve.py` and `resolved_key.py` are no part of it at run time: they are run by path.
+Importing this package imports neither vLLM nor torch. `resolve.py` and `resolved_key.py` are no
+part of it at run time: they are run by path.
 """
 
 from __future__ import annotations

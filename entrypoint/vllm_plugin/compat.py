@@ -126,7 +126,8 @@ def is_first_replica(vllm_config: Any) -> bool:
 
 def worker_class(vllm_config: Any) -> type[Any] | None:
     """Return the class of the workers, as vLLM names it; None where it is not there."""
-    module, _, name = str(vllm_config.parallel_config.worker_cls).rpartition(".")
+    named = str(getattr(vllm_config.parallel_config, "worker_cls", ""))
+    module, _, name = named.rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
     return found if isinstance(found, type) else None
 

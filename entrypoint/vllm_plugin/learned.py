@@ -24,8 +24,15 @@ MAX_NAMES: Final = 5000
 """Noted by one process."""
 
 MAX_BYTES: Final = 1 << 20
-HOOKS: Final = ("uvicorn.lifespan.on", "vllm.v1.engine.async_llm")
+HOOKS: Final = (
+    "uvicorn.lifespan.on",
+    "vllm.v1.engine.async_llm",
+    "multiprocessing.popen_fork",
+)
 """Whose import tells how far a server is (`register`): each server must import these itself."""
+
+NEVER: Final = (*HOOKS, "entrypoint.vllm_plugin.fork_context")
+"""The last one imports one of them."""
 
 TRIAL_SECONDS: Final = 120
 
@@ -67,7 +74,7 @@ def names(path: Path) -> list[str]:
     except OSError:
         return []
     found = dict.fromkeys(line for line in text.splitlines() if NAME.fullmatch(line))
-    return [name for name in found if name not in sys.modules and name not in HOOKS]
+    return [name for name in found if name not in sys.modules and name not in NEVER]
 
 
 def import_all(found: Iterable[str]) -> None:
@@ -84,6 +91,7 @@ def harmless(found: Sequence[str], obstacle: str) -> bool:
     """
     from entrypoint.vllm_plugin import forking
 
+    before = [name in sys.modules for name in HOOKS]
     pid = os.fork()
     if not pid:
         status = 1
@@ -91,7 +99,7 @@ def harmless(found: Sequence[str], obstacle: str) -> bool:
             # One that hangs is ended by its own clock.
             signal.alarm(TRIAL_SECONDS)
             import_all(found)
-            is_hooked = any(name in sys.modules for name in HOOKS)
+            is_hooked = before != [name in sys.modules for name in HOOKS]
             status = int(is_hooked or forking.obstacle() != obstacle)
         finally:
             os._exit(status)

@@ -376,3 +376,17 @@ def test_leases_are_no_checkpoint_and_nothing_to_sweep(tmp_path: Path) -> None:
         assert DirectoryStore(tmp_path).names() == []
         assert sweep(tmp_path, 0) == []
         assert len(names(tmp_path)) == 1
+
+
+def test_who_comes_for_moments_only_sees_a_foreign_ticket_die_in_the_end(tmp_path: Path) -> None:
+    dead = plant(tmp_path, "000001.elsewhere.1.0badf00d")
+    hows: list[str] = []
+
+    def came_to_a_turn() -> bool:
+        hows.append(wait(tmp_path, ttl=SOON, seconds=SOON / 3)[0])
+        return hows[-1] != "late"
+
+    until(came_to_a_turn)
+    assert hows[0] == "late"
+    assert hows[-1] == "turn"
+    assert not dead.exists()

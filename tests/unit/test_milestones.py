@@ -97,7 +97,8 @@ def test_the_imports_are_done_when_vllm_calls_first(monkeypatch: pytest.MonkeyPa
     assert "imported" not in descent()
     imports_are_done()
     first = descent()
-    imports_are_done()
-    assert descent()["imported"] == first["imported"]
     assert first["processes"]
     assert json.loads(json.dumps(first)) == first
+    monkeypatch.setattr(milestones, "_imported", [7.0])
+    imports_are_done()
+    assert descent()["imported"] == 7.0

@@ -64,7 +64,9 @@ class Node:
         return found
 
     def events(self) -> list[str]:
-        return [str(entry.get("event")) for entry in Ledger(self.room / "state").entries()]
+        entries = Ledger(self.room / "state").entries()
+        # How long vLLM's own steps took is nobody's business here.
+        return [str(entry.get("event")) for entry in entries if entry.get("event") != "phase"]
 
     @property
     def checkpoint(self) -> Path:

@@ -104,7 +104,7 @@ def test_what_is_saved_on_the_way_is_what_a_save_makes_and_the_next_boot_serves_
     made = manifest_in(here.store)
     assert here.staged() == []
     [told] = timelines(Ledger(here.state).entries(), (), lambda _: False, time.time())
-    assert {"imports", "weights", "process", "profile"} <= {phase.name for phase in told.phases}
+    assert {"imports", "weights", "process"} <= {phase.name for phase in told.phases}
     assert [phase.name for phase in told.beside] == ["tee"]
     with here.serve() as server:
         server.wait_until_healthy()
