@@ -9,8 +9,8 @@ from typing import Any, Final
 import click
 
 from entrypoint.checkpoint.digest import Json
-from entrypoint.config import OPTIONS
 from entrypoint.errors import one_line
+from entrypoint.surface import OPTIONS
 
 WORDS_HELP: Final = (
     "Everything from the first word that is not an option above goes to `vllm serve` as it is; "

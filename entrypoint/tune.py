@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from entrypoint import config, spelling, tuner
+from entrypoint import spelling, surface, tuner
 from entrypoint.assess import Assessment, Boot, assess
 from entrypoint.checkpoint.digest import Json
 from entrypoint.errors import RefusedError, StagingError
@@ -139,7 +139,7 @@ def _what_next(boot: Boot, word: str, written: Path | None) -> str:
     if written is None:
         now = size_word(boot.settings.size_per_file)
         return f"now it is {now}; --write puts {wanted} into the TOML file"
-    variable = f"{config.ENV_PREFIX}SIZE_PER_FILE"
+    variable = f"{surface.ENV_PREFIX}SIZE_PER_FILE"
     if variable in boot.environ:
         return f"{written}: {wanted}, but {variable} is set, and wins"
     return f"{written}: {wanted}; the next save goes by it"

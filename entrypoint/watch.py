@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from entrypoint.options import emit, with_format, with_settings
 from entrypoint.start import is_off, settings_as_user
 from entrypoint.state import status as statuses
 from entrypoint.state.status import Status
+from entrypoint.supervise.notify import EXTENSION_SECONDS, STALL_SECONDS, notify
 
 ASK_SECONDS: Final = 5.0
 POLL_SECONDS: Final = 0.3
@@ -27,11 +27,6 @@ SLACK_SECONDS: Final = 2.0
 
 GRACE_SECONDS: Final = 10.0
 """Time for a boot to leave its first status; then what else is there counts."""
-
-STALL_SECONDS: Final = 1800.0
-"""What does not move for so long makes no progress; compiling a large model takes minutes."""
-
-EXTENSION_SECONDS: Final = 60
 
 
 def _seconds(_ctx: click.Context, _parameter: click.Parameter, word: str) -> float:
@@ -123,7 +118,7 @@ def wait(ctx: click.Context, /, output: str, timeout: float, **flags: Any) -> in
         time.sleep(min(POLL_SECONDS, left))
         report = vigil.look(min(ASK_SECONDS, left))
     # Else the last thing that systemd shows would be what came before.
-    notify(environ, report.standing.line, is_moving=False)
+    tell_systemd(environ, report.standing.line, is_moving=False)
     emit(output, report.to_json(), report.standing.line)
     return 0 if report.standing.is_healthy else 1
 
@@ -181,24 +176,15 @@ class Teller:
         if standing.line != self.line and not self.is_silent:
             click.echo(standing.line)
         self.line = standing.line
-        notify(self.environ, standing.line, is_moving=now - self.moved < STALL_SECONDS)
+        tell_systemd(self.environ, standing.line, is_moving=now - self.moved < STALL_SECONDS)
 
 
-def notify(environ: Mapping[str, str], line: str, *, is_moving: bool) -> None:
-    """Tell systemd the line (sd_notify(3)), and while things move, to be patient."""
-    address = environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    import socket  # noqa: PLC0415 - only under systemd
-
-    state = f"STATUS={line}\n"
+def tell_systemd(environ: Mapping[str, str], line: str, *, is_moving: bool) -> None:
+    """Tell systemd the line, and while things move, to be patient."""
+    state = {"STATUS": line}
     if is_moving:
-        state += f"EXTEND_TIMEOUT_USEC={EXTENSION_SECONDS * 1_000_000}\n"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, suppress(OSError):
-        channel.settimeout(POLL_SECONDS)
-        # In front, "@" stands for the NUL that begins an abstract name.
-        place = "\0" + address[1:] if address[0] == "@" else address
-        channel.sendto(state.encode(), place)
+        state["EXTEND_TIMEOUT_USEC"] = str(EXTENSION_SECONDS * 1_000_000)
+    notify(environ, **state)
 
 
 COMMANDS: Final[dict[str, click.Command]] = {

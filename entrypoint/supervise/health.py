@@ -13,7 +13,12 @@ from entrypoint.health.check import check
 from entrypoint.state import status as statuses
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.status import Server, Status
-from entrypoint.supervise.notify import notify, watchdog_seconds
+from entrypoint.supervise.notify import (
+    EXTENSION_SECONDS,
+    STALL_SECONDS,
+    notify,
+    watchdog_seconds,
+)
 
 TICK_SECONDS: Final = 0.2
 """Between two looks until it serves."""
@@ -26,10 +31,6 @@ ALARM_SECONDS: Final = 10.0
 ALARM_TICK_SECONDS: Final = 0.05
 UNAVAILABLE: Final = 503
 MAX_MISSES: Final = 5
-STALL_SECONDS: Final = 1800.0
-"""What does not move for so long makes no progress; compiling a large model takes minutes."""
-
-EXTENSION_SECONDS: Final = 60
 SERVED: Final = ("serving", "healthy")
 """What the ledger says of a boot that has come so far."""
 

@@ -7,6 +7,10 @@ from contextlib import suppress
 from typing import Final
 
 SEND_SECONDS: Final = 0.3
+STALL_SECONDS: Final = 1800.0
+"""What does not move for so long makes no progress; compiling a large model takes minutes."""
+
+EXTENSION_SECONDS: Final = 60
 
 
 def notify(environ: Mapping[str, str], **state: str) -> None:

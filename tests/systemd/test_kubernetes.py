@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from container.image import ROOT
 
-from entrypoint.config import OPTIONS
 from entrypoint.image import ROOMS
+from entrypoint.surface import OPTIONS
 
 MANIFESTS = ROOT / "scripts" / "kubernetes"
 API = "1.37"

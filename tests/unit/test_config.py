@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint.config import OPTIONS, Option, Settings, resolve
+from entrypoint.config import Settings, resolve
 from entrypoint.errors import ConfigError, exit_code_of
 from entrypoint.spelling import Place
+from entrypoint.surface import OPTIONS, Option
 
 SURFACE = {
     *("vllm", "local_dir", "state_dir", "shared", "on_miss", "on_failure", "user"),

@@ -12,11 +12,11 @@ import pytest
 
 import entrypoint
 from entrypoint.commands import group
-from entrypoint.config import OPTIONS, Option
 from entrypoint.engine.resolution import NEWEST_TRIED
 from entrypoint.errors import ShardbootError
 from entrypoint.sidecar.remedies import REMEDIES
 from entrypoint.state.rejections import KINDS
+from entrypoint.surface import OPTIONS, Option
 
 PACKAGE = Path(entrypoint.__file__).parent
 README = (PACKAGE.parent / "README.md").read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint import start
-from entrypoint.config import CREDENTIALS, OPTIONS
+from entrypoint.config import CREDENTIALS
 from entrypoint.errors import ConfigError, PrivilegeError, exit_code_of
 from entrypoint.start import (
     new_boot,
@@ -18,6 +18,7 @@ from entrypoint.start import (
     settings_as_user,
     take_credentials,
 )
+from entrypoint.surface import OPTIONS
 
 FILE = 'vllm = "/opt/file"\nuser = 2000\n'
 STATE = "/var/lib/shardboot/state"
