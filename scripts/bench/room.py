@@ -29,14 +29,13 @@ __all__ = [
     "ProgramError",
     "Room",
     "Server",
-    "cached",
     "decision",
     "descendants",
     "drop_page_cache",
     "end",
-    "evict",
     "parser",
     "part",
+    "prepare",
     "wait_for_another",
 ]
 
@@ -114,6 +113,18 @@ def parser(usage: str | None, rounds: int) -> argparse.ArgumentParser:
     words.add_argument("--layers", type=int, default=18)
     words.add_argument("--tp", type=int, default=2)
     return words
+
+
+def prepare(path: Path, *, cold: bool) -> None:
+    """Have all of a file in the page cache, or nothing. Raises: ProgramError."""
+    if cold:
+        evict(path)
+    else:
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 24):
+                pass
+    if cached(path) != (not cold):
+        raise ProgramError(f"{path}: {cached(path):.0%} of it in the page cache")
 
 
 def drop_page_cache() -> None:
