@@ -120,13 +120,16 @@ class Server(Program):
             return False
         return True
 
-    def complete(self, model: str, prompt: str, replica: int | None = None) -> Answer:
-        """Return the greedy completion of `prompt`, by a replica if one is meant.
+    def complete(
+        self, model: str, prompt: str, replica: int | None = None, tokens: int = TOKENS
+    ) -> Answer:
+        """Return the greedy completion of `prompt`, so many tokens, by a replica if one is meant.
 
         Raises: ProgramError.
         """
         headers = {} if replica is None else {"X-data-parallel-rank": str(replica)}
-        choice = self._ask("/v1/completions", {"model": model, "prompt": prompt}, headers)
+        body = {"model": model, "prompt": prompt, "max_tokens": tokens}
+        choice = self._ask("/v1/completions", body, headers)
         return Answer(tuple(choice["token_ids"]), choice["text"])
 
     def chat(self, model: str, content: Any) -> Answer:
@@ -141,8 +144,8 @@ class Server(Program):
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{metric}{{"))
 
     def _ask(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
-        greedy = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-        request = {**body, **greedy, "return_token_ids": True}
+        greedy = {"temperature": 0, "ignore_eos": True}
+        request = {"max_tokens": TOKENS, **body, **greedy, "return_token_ids": True}
         try:
             answer = json.loads(self._request(path, request, headers))
         except urllib.error.HTTPError as error:
