@@ -218,7 +218,7 @@ def _doubt(boot: Boot, action: Action) -> Damaged | Rejected | None:
     """Return why a complete checkpoint is not served after all: its past, or its bytes."""
     manifest = action.manifest
     assert manifest is not None  # reuse always names one
-    entries = past(boot)
+    entries = past(boot, manifest)
     failures = failures_so_far(action, entries)
     if (quarantined := given_up(boot, action, failures)) is not None:
         reason = quarantined.reason
@@ -248,10 +248,10 @@ def given_up(boot: Boot, action: Action, failures: int) -> Rejected | None:
     return Rejected(action.manifest.name, "quarantined", reason)
 
 
-def past(boot: Boot) -> Sequence[Entry]:
-    """Return what is known of the latest boots."""
+def past(boot: Boot, manifest: Manifest) -> Sequence[Entry]:
+    """Return what is known of the latest boots from a checkpoint."""
     state_dir = boot.settings.state_dir
-    return [*Ledger(state_dir).recent(), *stops.told(state_dir)]
+    return [*Ledger(state_dir).recent_about(manifest.digest), *stops.told(state_dir)]
 
 
 def failures_so_far(action: Action, entries: Sequence[Entry]) -> int:

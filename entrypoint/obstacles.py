@@ -135,8 +135,10 @@ def unteeable(settings: Settings, resolution: Resolution) -> Obstacle | None:
     if settings.on_miss != "tee":
         # Nobody asks: the ledger need not be read for it.
         return None
-    entries = [*Ledger(settings.state_dir).recent(), *stops.told(settings.state_dir)]
-    died = tees_died(entries, resolution.family["family"], process.is_alive)
+    family = str(resolution.family["family"])
+    told = stops.told(settings.state_dir)
+    entries = [*Ledger(settings.state_dir).recent_about(family), *told]
+    died = tees_died(entries, family, process.is_alive)
     if died < settings.quarantine_after:
         return None
     text = f"{died} boots in a row died while they saved on the way: saved before vLLM starts"

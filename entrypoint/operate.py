@@ -37,8 +37,9 @@ def plan(ctx: click.Context, /, output: str, **flags: Any) -> None:
     this = new_boot(flags, ctx.obj["words"], ctx.obj["environ"], touches_store=False)
     assessment = assess(this)
     action = decide(assessment.situation, this.policy)
-    if action.kind == "reuse":
-        found = given_up(this, action, failures_so_far(action, past(this)))
+    if action.kind == "reuse" and action.manifest is not None:
+        entries = past(this, action.manifest)
+        found = given_up(this, action, failures_so_far(action, entries))
         if found is not None:
             assessment = doubted(this, assessment, found)
             action = decide(assessment.situation, this.policy)

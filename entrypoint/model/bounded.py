@@ -20,9 +20,16 @@ def within(seconds: float, look: Callable[[], Json]) -> Json:
 
     A child that hangs in the kernel is left behind: nobody can end or reap it before its mount
     answers. It keeps nothing of ours open. `look` must not return None, nor need a descriptor.
+    Raises: OSError where no process is to be had.
     """
     reader, writer = os.pipe()
-    pid = _fork()
+    try:
+        pid = _fork()
+    except OSError:
+        # No process is to be had; what asks again and again must not run out of descriptors, too.
+        os.close(reader)
+        os.close(writer)
+        raise
     if pid == 0:
         _report(writer, look)
     os.close(writer)

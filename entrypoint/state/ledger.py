@@ -17,7 +17,13 @@ from entrypoint.state.files import open_kept
 
 MAX_LEDGER_BYTES = 4 * 1024 * 1024
 RECENT_BYTES = 64 * 1024
-"""Some two hundred lines: what a boot reads of the ledger, however long it is."""
+"""Some twenty boots, each with its phases and what was noted of it: where to look first."""
+
+SEARCHED_BYTES = 512 * 1024
+"""Where to look when that tells of too few: the ledger is one for all servers of a node."""
+
+ENOUGH = 32
+"""So many lines about one thing are enough, and no older ones are looked for."""
 
 
 class Ledger:
@@ -63,19 +69,40 @@ class Ledger:
             if os.path.samestat(os.fstat(descriptor), os.lstat(self.path)):
                 self.path.replace(self.older)
 
-    def recent(self) -> list[dict[str, Json]]:
-        """Return the latest whole lines, oldest first; a small read or two."""
-        return list(_whole(self._tail()))
+    def recent_about(self, what: str) -> list[dict[str, Json]]:
+        """Return the latest whole lines that name `what`, and those about the boots of these.
+
+        Oldest first. A hit pays for this: no line about anything else is parsed.
+        """
+        name = what.encode(errors="replace")
+        data = self._tail(RECENT_BYTES)
+        if data.count(name) < ENOUGH:
+            data = self._tail(SEARCHED_BYTES)
+        lines: list[bytes] = []
+        boots: list[bytes] = []
+        for line in reversed(data.splitlines()):
+            lines.append(line)
+            if name in line:
+                boots.append(_boot_in(line))
+                if len(boots) == ENOUGH:
+                    break
+        meant = {*boots} - {b""}
+        about = [line for line in reversed(lines) if name in line or _boot_in(line) in meant]
+        return list(_whole(b"\n".join(about)))
 
     def recent_of(self, boot: str) -> list[dict[str, Json]]:
         """Return the latest whole lines about one boot, oldest first; no other one is parsed."""
-        name = boot.encode(errors="replace")
-        lines = [line for line in self._tail().splitlines() if name in line]
+        name, lines = boot.encode(errors="replace"), list[bytes]()
+        for count in (RECENT_BYTES, SEARCHED_BYTES):
+            lines = [line for line in self._tail(count).splitlines() if name in line]
+            if any(b'"attempt"' in line for line in lines):
+                # Nothing is noted of a boot before that.
+                break
         return [entry for entry in _whole(b"\n".join(lines)) if entry.get("boot") == boot]
 
-    def _tail(self) -> bytes:
-        tail = _end_of(self.path, RECENT_BYTES)
-        return _end_of(self.older, RECENT_BYTES - len(tail)) + tail
+    def _tail(self, count: int) -> bytes:
+        tail = _end_of(self.path, count)
+        return _end_of(self.older, count - len(tail)) + tail
 
     def entries(self) -> Iterator[dict[str, Json]]:
         """Yield every whole line, oldest first; what is torn or foreign is skipped."""
@@ -85,6 +112,11 @@ class Ledger:
             except (OSError, ValueError):
                 continue
             yield from _whole(data)
+
+
+def _boot_in(line: bytes) -> bytes:
+    """Return what a line says of which boot it is about, as `canonical` writes it."""
+    return line.partition(b'"boot":"')[2].partition(b'"')[0]
 
 
 def _end_of(path: Path, count: int) -> bytes:

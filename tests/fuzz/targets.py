@@ -204,7 +204,7 @@ def read_state(room: Room, data: bytes) -> bool:
     for name in ("ledger.jsonl", "rejections/d.json", "proofs/d.json"):
         room.write(f"state/{name}", data)
     entries = list(Ledger(state).entries())
-    for some in (entries, Ledger(state).recent()):
+    for some in (entries, Ledger(state).recent_about("manifest")):
         assert failures_in_row(some, "manifest", "host", is_alive) >= 0
     read_json(state / "proofs" / "d.json")
     Rejections(state).find("d")
@@ -253,7 +253,7 @@ def read_status(room: Room, data: bytes) -> bool:
     for boot in found:
         assert status.Status.from_json(boot.to_json()) == boot
         for life in (boot.server.life, "here", "elsewhere"):
-            check_words(stand(boot, Ledger(room.root).recent(), life, time.time()).line)
+            check_words(stand(boot, Ledger(room.root).recent_about("b1"), life, time.time()).line)
         time.localtime(boot.started)
     return bool(found)
 

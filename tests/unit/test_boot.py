@@ -107,13 +107,13 @@ def test_a_hit_reads_the_ledger_once(
     tmp_path: Path, local: DirectoryStore, complete: Complete, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = []
-    recent = Ledger.recent
+    recent = Ledger.recent_about
 
-    def counted(ledger: Ledger) -> Any:
+    def counted(ledger: Ledger, what: str) -> Any:
         read.append(ledger.root)
-        return recent(ledger)
+        return recent(ledger, what)
 
-    monkeypatch.setattr(Ledger, "recent", counted)
+    monkeypatch.setattr(Ledger, "recent_about", counted)
     action, _, _ = boot.settle(a_boot(tmp_path), assessed(local, complete, Absent("not looked at")))
     assert action.reason == "local.hit"
     assert len(read) == 1

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import subprocess
 import sys
+
+import pytest
+
+from entrypoint.model import bounded
 
 PROGRAM = """
 import os, signal
@@ -22,6 +29,19 @@ try:
 except Told:
     print("told")
 """
+
+
+def test_where_no_process_is_to_be_had_no_descriptor_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fail)
+    before = os.listdir("/proc/self/fd"), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with pytest.raises(BlockingIOError):
+        bounded.within(60, lambda: 1)
+    assert (os.listdir("/proc/self/fd"), signal.pthread_sigmask(signal.SIG_BLOCK, ())) == before
 
 
 def test_a_signal_that_comes_during_a_fork_is_heard_after_it() -> None:

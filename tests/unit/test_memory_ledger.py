@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -83,7 +82,7 @@ def test_without_a_writable_directory_it_says_so_and_goes_on(tmp_path: Path) -> 
     assert Memory(blocked).recall("engines", "q") is None
     assert not Ledger(blocked).append({"a": 1})
     assert list(Ledger(blocked).entries()) == []
-    assert Ledger(blocked).recent() == []
+    assert Ledger(blocked).recent_about("a") == []
 
 
 @pytest.mark.parametrize("at", ["fsync", "replace"])
@@ -118,7 +117,7 @@ def test_the_ledger_gives_its_lines_back_oldest_first(tmp_path: Path) -> None:
     entries: list[dict[str, Json]] = [{"n": n, "text": "a\nb"} for n in range(5)]
     assert all(book.append(entry) for entry in entries)
     assert list(book.entries()) == entries
-    assert book.recent() == entries
+    assert book.recent_about("text") == entries
 
 
 @pytest.mark.parametrize("torn", [b'{"n": 9, "x', b'{"n": 9}', b"\xff\xfe", b"[" * 9999])
@@ -154,9 +153,9 @@ def test_the_latest_lines_are_there_after_a_new_file_has_begun(
     for entry in entries:
         assert book.append(entry)
     assert not book.path.exists()
-    assert book.recent() == book.recent_of("b1") == entries
+    assert book.recent_about("b1") == book.recent_of("b1") == entries
     book.append({"boot": "b2"})
-    assert book.recent() == [*entries, {"boot": "b2"}]
+    assert book.recent_about('"boot"') == [*entries, {"boot": "b2"}]
 
 
 def test_of_two_that_begin_a_new_file_at_once_neither_loses_the_older_lines(
@@ -178,15 +177,34 @@ def test_of_two_that_begin_a_new_file_at_once_neither_loses_the_older_lines(
     assert [entry["n"] for entry in book.entries()] == [0, 1, 2, 3]
 
 
-def test_a_look_at_the_latest_lines_is_one_small_read(tmp_path: Path) -> None:
+def boot_lines(of: str, count: int) -> list[dict[str, Json]]:
+    """Return what so many boots leave: an attempt as long as one with its phases, and two notes."""
+    lines: list[dict[str, Json]] = []
+    for n in range(count):
+        boot: dict[str, Json] = {"boot": f"{of}-{n}"}
+        phases: list[Json] = [{"phase": "x" * 1000}]
+        lines.append(boot | {"event": "attempt", "manifest": of, "phases": phases})
+        lines += [boot | {"event": event} for event in ("loading", "loaded")]
+    return lines
+
+
+def test_boots_of_one_checkpoint_are_found_behind_many_of_others(tmp_path: Path) -> None:
     book = Ledger(tmp_path)
-    with book.path.open("w") as file:
-        file.writelines(json.dumps({"n": n}) + "\n" for n in range(50_000))
-    recent = book.recent()
-    assert recent[-1] == {"n": 49_999}
-    assert 100 < len(recent) < 10_000
-    # The first line of what was read is cut, and may look whole.
-    assert [entry["n"] for entry in recent[1:]] == list(range(50_001 - len(recent), 50_000))
+    mine = boot_lines("mine", 3)
+    for entry in (*mine, *boot_lines("other", 300)):
+        book.append(entry)
+    book.append({"event": "unrejected", "manifest": "mine"})
+    book.append({"event": "no boot's"})
+    assert book.recent_about("mine") == [*mine, {"event": "unrejected", "manifest": "mine"}]
+
+
+def test_of_one_checkpoint_no_more_boots_are_read_than_are_enough(tmp_path: Path) -> None:
+    book = Ledger(tmp_path)
+    mine = boot_lines("mine", 3 * ledgers.ENOUGH)
+    for entry in mine:
+        book.append(entry)
+    found = book.recent_about('"manifest":"mine"')
+    assert found == mine[-3 * ledgers.ENOUGH :]
 
 
 def test_a_look_at_one_boot_passes_over_all_others(tmp_path: Path) -> None:
