@@ -60,8 +60,10 @@ class Settings(NamedTuple):
     hang_timeout: float
     stop_timeout: float
     listen: Place
+    token_file: str | None
     watch_interval: float
     follow: bool
+    prove_idle: Literal["auto", "yes", "no"]
     collect_interval: float
     scrub_interval: float
     scrub_rate: int
@@ -95,6 +97,8 @@ def resolve(
 ) -> Settings:
     """Merge all sources into one validated `Settings`.
 
+    `flags` names all settings that the command takes, None where one was not given. What is for a
+    sidecar alone, and wrong, costs no other command its start: that one has the default.
     Raises: ConfigError naming the flag, variable or key, with what was expected and found.
     """
     words: dict[str, tuple[str, str]] = {o.name: (o.default, "default") for o in OPTIONS}
@@ -116,7 +120,17 @@ def resolve(
     for name, flag in flags.items():
         if flag is not None:
             words[name] = (flag, _BY_NAME[name].flag)
+    others = (option for option in OPTIONS if option.is_sidecars and option.name not in flags)
+    words |= {o.name: (o.default, "default") for o in others if _is_wrong(o, words)}
     return _settings(words)
+
+
+def _is_wrong(option: Option, words: Mapping[str, tuple[str, str]]) -> bool:
+    try:
+        option.parse(words[option.name][0])
+    except ValueError:
+        return True
+    return False
 
 
 def word_of(

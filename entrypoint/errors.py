@@ -63,10 +63,14 @@ class SchemaError(ManifestError):
 
 
 class DamagedError(ShardbootError):
-    """A checkpoint's files are not what its manifest says."""
+    """A checkpoint's files are not what its manifest says; `file` is the one, "" for any."""
 
     exit_code = 21
     reason = "checkpoint.damaged"
+
+    def __init__(self, message: str, *, hint: str = "", file: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.file = file
 
 
 class KeyMismatchError(ShardbootError):

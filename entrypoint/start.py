@@ -63,10 +63,11 @@ def take_credentials(environ: MutableMapping[str, str]) -> None:
             msg = f"{variable}: {name} is set as well"
             raise ConfigError(msg, hint="expected one of the two")
         if path:
-            environ[name] = _read_credential(variable, path)
+            environ[name] = read_secret(variable, path)
 
 
-def _read_credential(variable: str, path: str) -> str:
+def read_secret(variable: str, path: str) -> str:
+    """Return the secret in a file that `variable` names. Raises: ConfigError, without it."""
     if not path.startswith("/"):
         # It is not repeated: perhaps it is the secret itself.
         raise ConfigError(f"{variable}: expected the absolute path of a file")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from entrypoint import compiled
 from entrypoint.assess import Assessment, Boot, answers, assess_again
+from entrypoint.checkpoint.digest import digest_file
 from entrypoint.checkpoint.finding import Complete, Damaged, Finding, Rejected
-from entrypoint.checkpoint.inspect import verify_deep
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.engine.resolution import Resolution
 from entrypoint.errors import (
@@ -349,15 +349,22 @@ def publish(
             space.require_room(target.root, needed, space.Limits(boot.settings.reserve_bytes))
         try:
             return transport(boot, source, staging, manifest, ranks, "push", target.where)
-        except DamagedError:
-            _know_damage(boot, source.path(manifest.name), manifest)
+        except DamagedError as error:
+            _know_damage(boot, source.path(manifest.name), manifest, error.file)
             raise
 
 
-def _know_damage(boot: Boot, directory: Path, manifest: Manifest) -> None:
-    """Look at every byte again, and remember what is wrong: read wrong once, it may be right."""
+def _know_damage(boot: Boot, directory: Path, manifest: Manifest, file: str) -> None:
+    """Look at a file again, and remember what is wrong: read wrong once, it may be right.
+
+    At that one alone: others wait for whoever publishes, and a scrub finds whatever else there is.
+    """
     try:
-        wrong = verify_deep(directory, manifest, manifest.layout.ranks)
+        wrong = tuple(
+            f"{entry.path}: BLAKE3 is not the one in the manifest"
+            for entry in manifest.files
+            if entry.path == file and digest_file(directory / file) != entry.blake3
+        )
     except OSError:
         return
     if wrong:

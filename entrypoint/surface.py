@@ -201,6 +201,13 @@ OPTIONS: tuple[Option, ...] = (
                 "listen", "127.0.0.1:8040", spelling.place, "where it answers HTTP", "HOST:PORT"
             ),
             Option(
+                "token_file",
+                "",
+                spelling.optional,
+                "file with the token that whoever asks for a job over HTTP must bring",
+                "FILE",
+            ),
+            Option(
                 "watch_interval",
                 "1min",
                 spelling.period,
@@ -212,6 +219,13 @@ OPTIONS: tuple[Option, ...] = (
                 "yes",
                 spelling.switch,
                 "copy newer checkpoints of what this node serves",
+            ),
+            Option(
+                "prove_idle",
+                "auto",
+                spelling.one_of("auto", "yes", "no"),
+                "prove what nobody proved while memory is free: on a CPU, anywhere, or not at all",
+                "auto|yes|no",
             ),
             Option(
                 "collect_interval",

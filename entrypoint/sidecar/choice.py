@@ -1,4 +1,4 @@
-"""What there is to fetch, to publish and to scrub, decided on what was seen. Pure."""
+"""What there is to fetch, repair, publish and scrub, decided on what was seen. Pure."""
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
@@ -11,43 +11,46 @@ from entrypoint.sidecar.view import COMPLETE, DAMAGED, Seen
 
 
 class Fetch(NamedTuple):
-    """A checkpoint of the shared store that should be here, and for which ranks.
-
-    `replaces`: the local checkpoint of the same bytes that is damaged, "" where there is none.
-    """
+    """A checkpoint of the shared store that should be here, and for which ranks."""
 
     name: str
     content: str
     ranks: tuple[int, ...]
-    replaces: str = ""
+
+
+class Repair(NamedTuple):
+    """A local checkpoint that is damaged, and its name in the shared store, which has it, too."""
+
+    name: str
+    content: str
+    there: str
 
 
 class Past(NamedTuple):
-    """When what was fetched, by its content; the time now; and how long a copy is to last.
+    """When what was done, by its content; the time now; and how long that is to last.
 
     In seconds; the first two since 1970.
     """
 
-    fetched: Mapping[str, float]
+    done: Mapping[str, float]
     now: float = 0.0
     interval: float = 0.0
 
-    def forbids(self, content: str, twin: Seen | None) -> bool:
-        """Tell whether it must not be fetched once more, where `twin` of the same bytes is here."""
-        when = self.fetched.get(content)
-        return when is not None and (twin is None or self.now - when < self.interval)
+    def forbids(self, content: str) -> bool:
+        """Tell whether it was done so short a time ago that it must not be done once more."""
+        when = self.done.get(content)
+        return when is not None and self.now - when < self.interval
 
 
 def to_fetch(
-    local: Sequence[Seen], shared: Sequence[Seen], past: Past, prove: Prove
+    local: Sequence[Seen], shared: Sequence[Seen], fetched: Collection[str], prove: Prove
 ) -> list[Fetch]:
     """Return of each family that this node serves what is newer in the shared store, newest first.
 
-    Newer than every sound one here: so what is damaged here comes again, unless somebody still
-    uses it; what only could not be read stays as it is. What was fetched once and is gone had to
-    make way for another: it is left to the boot that wants it. What was fetched and is damaged
-    again soon after, is damaged by more than chance. Only what boots here would serve, as far as
-    that is known: of a vLLM and format that one has served, and proved where `prove` asks for it.
+    Newer than every sound one here, and not here in any state: what is damaged is repaired. What
+    was `fetched` once and is gone had to make way for another: it is left to the boot that wants
+    it. Only what boots here would serve, as far as that is known: of a vLLM and format that one
+    has served, and proved where `prove` asks for it.
     """
     made_by = {each.made_by for each in local if each.served}
     found: list[tuple[float, Fetch]] = []
@@ -64,18 +67,29 @@ def to_fetch(
         best = max(there, key=_age, default=None)
         if best is None or best.created <= newest:
             continue
-        twin = next((each for each in here if each.content == best.content), None)
-        if past.forbids(best.content, twin):
-            continue
-        if twin is not None and (twin.running or twin.state != DAMAGED):
+        if best.content in fetched or any(each.content == best.content for each in here):
             continue
         # A torn note says of no rank that it is here.
         whole = max((each for each in here if each.ranks), key=_age, default=None)
         if whole is None:
             continue
-        fetch = Fetch(best.name, best.content, whole.ranks, twin.name if twin else "")
-        found.append((best.created, fetch))
+        found.append((best.created, Fetch(best.name, best.content, whole.ranks)))
     return [fetch for _, fetch in sorted(found, reverse=True)]
+
+
+def to_repair(local: Sequence[Seen], shared: Sequence[Seen], past: Past) -> list[Repair]:
+    """Return what is damaged here, and lies in the shared store as well.
+
+    What was repaired and is damaged again soon after, is damaged by more than chance. Which ranks
+    are here must be known.
+    """
+    there = {each.content: each.name for each in shared if each.state == COMPLETE}
+    return [
+        Repair(each.name, each.content, there[each.content])
+        for each in local
+        if each.state == DAMAGED and each.ranks and each.content in there
+        if not past.forbids(each.content)
+    ]
 
 
 def _goes_unproved(family: Sequence[Seen], prove: Prove) -> bool:
@@ -105,6 +119,23 @@ def to_publish(
         if newest.key in there or newest.content in published:
             continue
         if newest.proved or newest.loaded:
+            found.append(newest)
+    return found
+
+
+def to_prove(local: Sequence[Seen], tried: Collection[str], *, on_accelerators: bool) -> list[Seen]:
+    """Return of each family the newest sound one, if it is whole and nobody has proved it.
+
+    What was `tried` is left alone, and so is what runs on an accelerator, unless that is asked for:
+    of its memory nobody here knows how much is free.
+    """
+    found = []
+    for _, here in _families(local):
+        newest = max((each for each in here if each.state == COMPLETE), key=_age, default=None)
+        if newest is None or newest.proved or len(newest.ranks) < newest.world:
+            continue
+        is_cpus = newest.made_for is not None and newest.made_for.platform.startswith("cpu")
+        if newest.content not in tried and (is_cpus or on_accelerators):
             found.append(newest)
     return found
 

@@ -11,9 +11,10 @@ from entrypoint.options import with_settings
 from entrypoint.start import settings_as_user
 
 SETTINGS: Final = (
+    *("vllm", "save_timeout", "prove_idle"),
     *("local_dir", "state_dir", "shared", "user", "dir_mode", "file_mode", "max_bytes", "prove"),
     *("reserve_bytes", "grace", "publish", "shared_readers", "cache_bytes", "trust_caches"),
-    *("log_format", "listen", "watch_interval", "follow", "collect_interval"),
+    *("log_format", "listen", "token_file", "watch_interval", "follow", "collect_interval"),
     *("scrub_interval", "scrub_rate"),
 )
 

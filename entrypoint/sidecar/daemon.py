@@ -8,9 +8,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from entrypoint import __version__
 from entrypoint.checkpoint.digest import Json
@@ -18,18 +18,27 @@ from entrypoint.config import Settings
 from entrypoint.log import Log
 from entrypoint.obstacles import unwritable
 from entrypoint.sidecar import jobs, loop
-from entrypoint.sidecar.listener import Listener, Page, Pages
+from entrypoint.sidecar.bearer import token_in
+from entrypoint.sidecar.later import Later
+from entrypoint.sidecar.listener import Listener, Page, Pages, Wishes
 from entrypoint.sidecar.loop import Job
 from entrypoint.sidecar.node import Node
 from entrypoint.sidecar.page import page
 from entrypoint.sidecar.priority import stand_back
+from entrypoint.sidecar.prove import Prove
 from entrypoint.sidecar.publish import Publish
+from entrypoint.sidecar.repair import Repair
 from entrypoint.sidecar.scrub import Scrub
 from entrypoint.store.directory import DirectoryStore
 
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 JSON = "application/json"
 HTML = "text/html; charset=utf-8"
+
+RETRY_AFTER = "10"
+"""Seconds in which most jobs are done."""
+
+_LOOKS = ("look", "look-far")
 
 
 def run(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
@@ -40,16 +49,17 @@ def run(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
     stand_back()
     log = Log("sidecar", as_json=settings.log_format == "json")
     node = Node(settings, environ, log)
-    every = jobs_of(node)
+    hint = threading.Event()
+    every = jobs_of(node, hint)
     node.metrics.watch(lambda: node.sight, every)
-    listener = Listener(settings.listen, pages_of(node, every))
+    wishes = Wishes(wishes_of(every, hint), token_in(settings.token_file))
+    listener = Listener(settings.listen, pages_of(node, every), wishes)
     listener.start()
     names = ", ".join(job.name for job in every)
     log.line("sidecar.listening", f"http://{listener.place}; jobs: {names}")
     obstacle = unwritable(settings)
     if obstacle is not None and os.path.isdir(settings.local_dir):
         log.line(obstacle.reason, f"{obstacle.text}; only looking")
-    hint = threading.Event()
     node.before_looking_far = watch_of(node, hint)
     loop.run(every, lambda text: log.line("job.failed", text), hint)
 
@@ -69,19 +79,39 @@ def watch_of(node: Node, hint: threading.Event) -> Callable[[], None]:
     return Watch(store.root, hint, lambda text: node.log.line("watch", text)).renew
 
 
-def jobs_of(node: Node) -> list[Job]:
-    """Return what is done on this node, those first that the others go by."""
+class _OfMany(Protocol):
+    """A job on one checkpoint after the other, some of which may be put off."""
+
+    later: Later
+
+    def run(self) -> Iterator[float]: ...
+
+
+def _job(name: str, interval: float, work: _OfMany, *, is_hinted: bool = False) -> Job:
+    forget = work.later.forget_all
+    return Job(name, interval, work.run, is_hinted=is_hinted, when_asked=forget)
+
+
+def jobs_of(node: Node, hint: threading.Event) -> list[Job]:
+    """Return what is done on this node, those first that the others go by.
+
+    Who finds damage sets `hint`.
+    """
     settings = node.settings
     often, collecting = settings.watch_interval, settings.collect_interval
     found = [Job("look", often, node.look)]
     if node.shared is not None:
         found.append(Job("look-far", often, node.look_far, is_hinted=True))
+        found.append(_job("repair", often, Repair(node), is_hinted=True))
         if settings.follow:
-            found.append(Job("prefetch", often, jobs.Prefetch(node).run, is_hinted=True))
+            found.append(_job("prefetch", often, jobs.Prefetch(node), is_hinted=True))
         if settings.publish:
-            found.append(Job("publish", often, Publish(node).run))
+            found.append(_job("publish", often, Publish(node)))
     if settings.scrub_interval < math.inf:
-        found.append(Job("scrub", often, Scrub(node).run))
+        scrub = Scrub(node, hint.set)
+        found.append(Job("scrub", often, scrub.run, when_asked=scrub.ask))
+    if settings.prove_idle != "no" and settings.prove != "never":
+        found.append(_job("prove", often, Prove(node)))
     if collecting < math.inf:
         found.append(Job("collect", collecting, lambda: jobs.collect(node)))
     return found
@@ -108,6 +138,22 @@ def pages_of(node: Node, every: Sequence[Job]) -> Pages:
         "/status": lambda: Page(json.dumps(status_of(node, every), indent=2) + "\n", kind=JSON),
     }
     return pages
+
+
+def wishes_of(every: Sequence[Job], hint: threading.Event) -> Pages:
+    """Return what asks for each job that changes something; it is done as soon as may be."""
+    return {f"/{job.name}": _asking(job, hint) for job in every if job.name not in _LOOKS}
+
+
+def _asking(job: Job, hint: threading.Event) -> Callable[[], Page]:
+    def ask() -> Page:
+        if not job.ask():
+            again = (("Retry-After", RETRY_AFTER),)
+            return Page(f"{job.name}: it is under way, or asked for\n", 429, headers=again)
+        hint.set()
+        return Page(f"{job.name}: it is done as soon as may be\n", 202)
+
+    return ask
 
 
 def status_of(node: Node, every: Sequence[Job]) -> Json:

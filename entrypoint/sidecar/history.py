@@ -4,13 +4,14 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.inspect import Stamp, stamp_of
-from entrypoint.state.attempts import Use, tier_of
+from entrypoint.insight.timeline import timelines
+from entrypoint.state.attempts import Entry, Use, tier_of
 from entrypoint.state.ledger import Ledger
 from entrypoint.store.survey import uses_here
 
@@ -26,7 +27,10 @@ LATEST: Final = 10
 
 
 class Booted(NamedTuple):
-    """One boot: when, in seconds since 1970, of what, from where, how far it came, and why."""
+    """One boot: when, in seconds since 1970, of what, from where, how far it came, and why.
+
+    `phases` are the seconds that it took, by name; known of the latest boots alone.
+    """
 
     boot: str
     time: float
@@ -35,6 +39,7 @@ class Booted(NamedTuple):
     outcome: str
     reason: str
     is_refused: bool
+    phases: Mapping[str, float] = {}
 
 
 class Told(NamedTuple):
@@ -65,8 +70,10 @@ class History:
         """Return what it tells now. Raises: StoreError where it is there and cannot be read."""
         stamps = tuple(_stamp(path) for path in (self._ledger.older, self._ledger.path))
         if stamps != self._stamps:
-            uses, boots = uses_here(self._ledger.root), booted(self._ledger.entries())
-            self._told = Told(uses, *counted(boots), boots[: -LATEST - 1 : -1])
+            entries = [*self._ledger.entries()]
+            uses, boots = uses_here(self._ledger.root), booted(entries)
+            latest = [*timed(boots[: -LATEST - 1 : -1], entries)]
+            self._told = Told(uses, *counted(boots), latest)
             self._stamps = stamps
         return self._told
 
@@ -94,6 +101,21 @@ def booted(entries: Iterable[Mapping[str, Json]]) -> list[Booted]:
             attempts[boot] = entry
         events.setdefault(boot, set()).add(event)
     return [_booted(boot, entry, events[boot]) for boot, entry in attempts.items()]
+
+
+def timed(boots: Iterable[Booted], entries: Iterable[Entry]) -> Iterator[Booted]:
+    """Yield boots with what they took the time for, by lines of the ledger."""
+    boots = [*boots]
+    names = {boot.boot for boot in boots}
+    told = [entry for entry in entries if entry.get("boot") in names]
+    # Whether one goes on is not asked: what it does now has not ended.
+    found = {each.boot: each for each in timelines(told, (), lambda _: False, 0.0)}
+    for boot in boots:
+        phases = found[boot.boot].phases if boot.boot in found else ()
+        spent = dict.fromkeys((phase.name for phase in phases), 0.0)
+        for phase in phases:
+            spent[phase.name] += phase.seconds
+        yield boot._replace(phases=spent)
 
 
 def _booted(boot: str, attempt: Mapping[str, Json], events: set[str]) -> Booted:

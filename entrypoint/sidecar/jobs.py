@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Final
 
 from entrypoint import compiled, steps
 from entrypoint.caches.collect import collect as collect_caches
-from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.checkpoint.manifest import FileEntry, Manifest
 from entrypoint.errors import DamagedError, LockTimeoutError
 from entrypoint.keep import rules_for
 from entrypoint.log import human_bytes
 from entrypoint.obstacles import unwritable
-from entrypoint.sidecar.choice import Fetch, Past, to_fetch
+from entrypoint.sidecar.choice import Fetch, to_fetch
 from entrypoint.sidecar.done import Done
+from entrypoint.sidecar.later import Later, in_turn
 from entrypoint.sidecar.node import Node, now
 from entrypoint.store import lease, lock, space
 from entrypoint.store.base import CheckpointStore
@@ -63,11 +64,43 @@ def is_alone(node: Node, manifest: Manifest, stack: ExitStack) -> bool:
     return True
 
 
+def is_our_turn(node: Node, source: CheckpointStore, stack: ExitStack) -> bool:
+    """Stand in line until the block ends, where only so many may copy from `source` at once."""
+    most = node.settings.shared_readers
+    if not most or not isinstance(source, DirectoryStore):
+        return True
+    line = lease.queue(source.root, "readers", source.dir_mode, source.file_mode)
+    return stack.enter_context(line).wait(most, TURN_SECONDS).how != "late"
+
+
+def have_room(
+    node: Node, staging: Staging, entries: Sequence[FileEntry], spared: str | None = None
+) -> None:
+    """Have room for a copy into `staging`, by evicting others than `spared` if it must be.
+
+    Nobody has asked for it yet, so nothing goes that `gc` would keep. Raises: as `make_room`.
+    """
+    settings = node.settings
+    taken, most = staging.room_taken(entries), settings.max_bytes
+    make_room(
+        node.local,
+        settings.state_dir,
+        sum(entry.size for entry in entries) - taken,
+        space.Limits(settings.reserve_bytes, most - taken if most is not None else None),
+        spared,
+        lambda text: node.log.line("space.evicted", text),
+        staging.path,
+        rules_for(settings, shared=False),
+    )
+
+
 class Prefetch:
     """The job that copies what is newer in the shared store than all that is here."""
 
     def __init__(self, node: Node) -> None:
         self._node, self._fetched = node, Done(node.boot.memory, "prefetched")
+        self.later = Later()
+        self._since: dict[str, float] = {}
 
     def run(self) -> Iterator[float]:
         """Copy all that is wanted, where this user may.
@@ -78,42 +111,42 @@ class Prefetch:
         wanted = self._wanted()
         if node.shared is None or not wanted or unwritable(node.settings) is not None:
             return
-        for each in wanted:
-            yield 0.0
-            self._fetch(node.shared, each)
+        yield from in_turn(wanted, lambda each: each.content, self._fetch, self.later)
         node.look()
         self._wanted()
 
     def _wanted(self) -> list[Fetch]:
         node, settings = self._node, self._node.settings
         there = node.seen("shared")
-        times = {each.content: self._fetched.when(each.content) for each in there}
-        fetched = {content: time for content, time in times.items() if time}
-        past = Past(fetched, now(), settings.scrub_interval)
-        wanted = to_fetch(node.seen("local"), there, past, settings.prove)
-        node.sight = node.sight._replace(waiting=len(wanted))
+        fetched = {each.content for each in there if self._fetched.when(each.content)}
+        wanted = to_fetch(node.seen("local"), there, fetched, settings.prove)
+        # Since it was seen to wait: of two hosts' clocks nobody knows which is right.
+        since = {each.content: self._since.get(each.content, now()) for each in wanted}
+        self._since = since
+        lagging = min(since.values(), default=0.0)
+        node.sight = node.sight._replace(waiting=len(wanted), lagging=lagging)
         return wanted
 
-    def _fetch(self, source: CheckpointStore, wanted: Fetch) -> None:
+    def _fetch(self, wanted: Fetch) -> None:
         """Copy one checkpoint, if it is our turn; it is verified on the way, as by `pull`."""
-        node = self._node
+        node, source = self._node, self._node.shared
+        if source is None:
+            return
         manifest = find_by_name(source, wanted.name)
         with ExitStack() as stack:
             if manifest.content != wanted.content or not is_alone(node, manifest, stack):
                 return
-            if not self._is_our_turn(source, stack):
+            if not is_our_turn(node, source, stack):
                 return
             node.look()
             if wanted not in self._wanted():
-                # A boot has made it meanwhile, or begun to use what is damaged.
+                # A boot has made it meanwhile.
                 return
             size = manifest.size_for(wanted.ranks)
             node.log.line("prefetch", f"{wanted.name}: {human_bytes(size)} from {source.where}")
             part = manifest.part(wanted.ranks)
             staging = stack.enter_context(node.local.stage(manifest.name, part))
-            self._make_room(staging, manifest, wanted)
-            if wanted.replaces and not self._retire(wanted.replaces):
-                return
+            have_room(node, staging, manifest.files_for(wanted.ranks))
             try:
                 made = steps.transport(
                     *(node.boot, source, staging, manifest, wanted.ranks),
@@ -125,39 +158,6 @@ class Prefetch:
                 raise
         compiled.fetch(node.boot, source, node.local.path(made.name), manifest)
         self._fetched.note(manifest.content, now())
+        self.later.forget(manifest.content)
         node.metrics.prefetched.inc()
         node.metrics.prefetched_bytes.inc(size)
-
-    def _is_our_turn(self, source: CheckpointStore, stack: ExitStack) -> bool:
-        """Stand in line until the block ends, where only so many may copy at once."""
-        most = self._node.settings.shared_readers
-        if not most or not isinstance(source, DirectoryStore):
-            return True
-        line = lease.queue(source.root, "readers", source.dir_mode, source.file_mode)
-        return stack.enter_context(line).wait(most, TURN_SECONDS).how != "late"
-
-    def _retire(self, name: str) -> bool:
-        """Take a damaged checkpoint away, unless somebody has come to use it.
-
-        Its sizes may be right: a commit would take it for the same bytes, and keep it.
-        """
-        with lock.sole(self._node.local.path(name)) as obstacle:
-            if obstacle is None:
-                self._node.local.retire(name)
-        return obstacle is None or isinstance(obstacle, FileNotFoundError)
-
-    def _make_room(self, staging: Staging, manifest: Manifest, wanted: Fetch) -> None:
-        """Have room; nobody has asked for it yet, so nothing goes that `gc` would keep."""
-        node, settings = self._node, self._node.settings
-        taken, most = staging.room_taken(manifest.files_for(wanted.ranks)), settings.max_bytes
-        make_room(
-            node.local,
-            settings.state_dir,
-            manifest.size_for(wanted.ranks) - taken,
-            space.Limits(settings.reserve_bytes, most - taken if most is not None else None),
-            # What is damaged may go, also under the very name.
-            None,
-            lambda text: node.log.line("space.evicted", text),
-            staging.path,
-            rules_for(settings, shared=False),
-        )

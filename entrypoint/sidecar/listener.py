@@ -1,4 +1,4 @@
-"""The pages that others read over HTTP. None of them changes anything, and none waits for a job."""
+"""What others read and ask for over HTTP. Nothing there waits for a job; jobs need the token."""
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, NamedTuple
 
 from entrypoint.errors import ConfigError
+from entrypoint.sidecar.bearer import Token
 from entrypoint.sidecar.threads import without_signals
 from entrypoint.spelling import Place
 
@@ -31,6 +32,7 @@ class Page(NamedTuple):
     text: str
     status: int = 200
     kind: str = TEXT
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 _GUARDS: Final = {
@@ -42,6 +44,19 @@ _GUARDS: Final = {
 
 Pages = Mapping[str, Callable[[], Page]]
 
+MOST_BODY_BYTES: Final = 64 * 1024
+"""Nobody needs to send any."""
+
+
+class Wishes(NamedTuple):
+    """What may be asked for, with POST, by whoever brings the token; None lets nobody."""
+
+    pages: Pages = {}  # noqa: RUF012 - never changed
+    token: Token | None = None
+
+
+NONE: Final = Wishes()
+
 
 class Listener(ThreadingHTTPServer):
     """Answers on one place, in threads of its own.
@@ -52,9 +67,9 @@ class Listener(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, place: Place, pages: Pages) -> None:
+    def __init__(self, place: Place, pages: Pages, wishes: Wishes = NONE) -> None:
         """Listen, and answer once told to `start`. Raises: ConfigError where that cannot be."""
-        self.pages = pages
+        self.pages, self.wishes = pages, wishes
         self._seats = threading.BoundedSemaphore(MOST_AT_ONCE)
         # Who came when, in that order.
         self._came: dict[socket.socket, float] = {}
@@ -131,19 +146,51 @@ class _Asked(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        page = self.server.pages.get(path, self._not_there)()
+        self._give(self.server.pages.get(self._where, self._refused)())
+
+    def do_POST(self) -> None:
+        # Unread, it would have the answer lost where the connection is closed (RFC 9112, 9.6).
+        length = self.headers.get("Content-Length", "")
+        self.rfile.read(min(int(length) if length.isdecimal() else 0, MOST_BODY_BYTES))
+        wish = self.server.wishes.pages.get(self._where)
+        self._give(self._refused() if wish is None else self._unless_a_stranger(wish))
+
+    def do_HEAD(self) -> None:
+        self._give(self._refused())
+
+    do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_HEAD  # noqa: N815 - their names there
+
+    @property
+    def _where(self) -> str:
+        return self.path.partition("?")[0]
+
+    def _unless_a_stranger(self, wish: Callable[[], Page]) -> Page:
+        token = self.server.wishes.token
+        if token is None:
+            return Page("nobody may ask for this: start the sidecar with --token-file\n", 403)
+        if not token.is_in(self.headers.get("Authorization", "")):
+            how = "expected the header Authorization: Bearer, and the token in --token-file\n"
+            return Page(how, 401, headers=(("WWW-Authenticate", "Bearer"),))
+        return wish()
+
+    def _refused(self) -> Page:
+        """Return what is said to one who asked in a way, or for a path, that there is not."""
+        ways = dict.fromkeys(self.server.pages, "GET")
+        ways |= dict.fromkeys(self.server.wishes.pages, "POST")
+        if (way := ways.get(self._where)) is not None:
+            return Page(f"expected {way}\n", 405, headers=(("Allow", way),))
+        return Page(f"expected one of: {' '.join(ways)}\n", status=404)
+
+    def _give(self, page: Page) -> None:
         body = page.text.encode()
         self.send_response(page.status)
         self.send_header("Content-Type", page.kind)
         self.send_header("Content-Length", str(len(body)))
-        for name, value in _GUARDS.items():
+        for name, value in (*_GUARDS.items(), *page.headers):
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
-
-    def _not_there(self) -> Page:
-        return Page(f"expected one of: {' '.join(self.server.pages)}\n", status=404)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         # Probes come every few seconds.

@@ -44,14 +44,39 @@ class Record(NamedTuple):
 class Job:
     """Something that is done again and again, `interval` seconds after it was last done.
 
-    One that `is_hinted` is done sooner where somebody says that it is worth it.
+    One that `is_hinted` is done sooner where somebody says that it is worth it. Any can be asked
+    for; `when_asked` is called, in the loop's thread, before it is done for that.
     """
 
-    def __init__(self, name: str, interval: float, work: Work, *, is_hinted: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        interval: float,
+        work: Work,
+        *,
+        is_hinted: bool = False,
+        when_asked: Callable[[], None] = lambda: None,
+    ) -> None:
         self.name, self.interval, self.is_hinted = name, interval, is_hinted
         self.record = Record()
-        self._work = work
+        self.is_asked_for = False
+        self._work, self._when_asked = work, when_asked
         self._pieces: Iterator[float] | None = None
+
+    @property
+    def heeds_hints(self) -> bool:
+        """Whether a hint has it done now; what failed rests as long as it was to."""
+        return self.is_hinted and not self.record.in_row
+
+    def ask(self) -> bool:
+        """Have it done next, whatever it rests for; False where that was asked for, or goes on.
+
+        Another thread may call this; the loop's hint is to be set after it.
+        """
+        if self.is_asked_for or self.record.began:
+            return False
+        self.is_asked_for = True
+        return True
 
     def turn(self, say: Callable[[str], None]) -> float:
         """Do one piece of work; return in how many seconds the next one is due.
@@ -60,6 +85,9 @@ class Job:
         """
         before = self.record
         try:
+            if self.is_asked_for:
+                self.is_asked_for = False
+                self._when_asked()
             if self._pieces is None:
                 self.record = before._replace(runs=before.runs + 1, began=time.time())
                 self._pieces = iter(self._work())
@@ -95,7 +123,7 @@ def next_due(due: Mapping[str, float]) -> str:
 def run(jobs: Sequence[Job], say: Callable[[str], None], hint: threading.Event) -> NoReturn:
     """Do all jobs for ever, the first time in their order; only a signal ends this.
 
-    `hint`, which another thread sets, makes those due that heed it.
+    `hint`, which another thread sets, makes those due that heed it, or were asked for.
     """
     by_name = {job.name: job for job in jobs}
     due = dict.fromkeys(by_name, time.monotonic())
@@ -107,7 +135,8 @@ def run(jobs: Sequence[Job], say: Callable[[str], None], hint: threading.Event) 
             hint.clear()
             now = time.monotonic()
             heard = max(now, min(heard, now) + HINT_SECONDS)
-            due |= {job.name: min(due[job.name], heard) for job in jobs if job.is_hinted}
+            due |= {job.name: min(due[job.name], heard) for job in jobs if job.heeds_hints}
+            due |= {job.name: now for job in jobs if job.is_asked_for}
             name = next_due(due)
         if due[name] > time.monotonic():
             continue

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
+import time
 from collections import Counter as Count
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -14,7 +15,12 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from entrypoint import __version__
@@ -29,7 +35,8 @@ class Sight(NamedTuple):
 
     `scrubbed`: when the checkpoint was read that was read longest ago, in seconds since 1970, 0
     where one never was, None where there is none. `waiting`: how many are newer in the shared
-    store. `free`: bytes on the disk of the local store, None where they are not known.
+    store, and `lagging` since when one of them waits, 0 for none. `unproved`: how many wait for a
+    proof. `free`: bytes on the disk of the local store, None where they are not known.
     """
 
     stores: dict[str, StoreView] = {}  # noqa: RUF012 - never changed, only replaced
@@ -37,6 +44,8 @@ class Sight(NamedTuple):
     boots: tuple[Report, ...] = ()
     scrubbed: float | None = None
     waiting: int = 0
+    lagging: float = 0.0
+    unproved: int = 0
     free: int | None = None
 
 
@@ -51,6 +60,10 @@ class Metrics:
         )
         self.prefetched = self._counter("prefetched_checkpoints", "Checkpoints prefetched")
         self.prefetched_bytes = self._counter("prefetched_bytes", "Bytes of these")
+        self.repaired = self._counter("repaired_checkpoints", "Damaged checkpoints repaired")
+        self.repaired_bytes = self._counter("repaired_bytes", "Bytes copied for that")
+        self.proved = self._counter("proved_checkpoints", "Checkpoints proved")
+        self.unproven = self._counter("unproven_checkpoints", "Checkpoints that failed their proof")
         self.published = self._counter("published_checkpoints", "Checkpoints published")
         self.published_bytes = self._counter("published_bytes", "Bytes of these")
         self.collected = self._counter("collected_checkpoints", "Checkpoints collected")
@@ -81,6 +94,11 @@ class _Seen(Collector):
         yield from _of_boots(sight.told)
         yield from _of_jobs(self._jobs)
         yield _gauge("prefetch_waiting", "Newer checkpoints that are not here yet", sight.waiting)
+        lag = time.time() - sight.lagging if sight.lagging else 0.0
+        yield _gauge(
+            "prefetch_lag_seconds", "How long one of these has been waiting", max(0.0, lag)
+        )
+        yield _gauge("prove_waiting", "Checkpoints that may need a proof", sight.unproved)
         if sight.scrubbed is not None:
             text = "When the local checkpoint was read whose last scrub is longest ago; 0 for never"
             yield _gauge("scrub_oldest_timestamp_seconds", text, sight.scrubbed)
@@ -128,7 +146,18 @@ def _of_boots(told: Told) -> Iterator[Metric]:
     )
     for reason, count in told.refusals.items():
         refusals.add_metric([reason], count)
-    yield from (boots, refusals)
+    latest = InfoMetricFamily(
+        "shardboot_boot", "Each of the latest boots, and what became of it", labels=["boot"]
+    )
+    phases = GaugeMetricFamily(
+        "shardboot_boot_phase_seconds", "What these took the time for", labels=["boot", "phase"]
+    )
+    for boot in told.latest:
+        facts = {"model": boot.of, "tier": boot.tier, "outcome": boot.outcome}
+        latest.add_metric([boot.boot], facts | {"reason": boot.reason})
+        for phase, seconds in boot.phases.items():
+            phases.add_metric([boot.boot, phase], seconds)
+    yield from (boots, refusals, latest, phases)
 
 
 def _of_jobs(jobs: Sequence[Job]) -> Iterator[Metric]:

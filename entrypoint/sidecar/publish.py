@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Final
@@ -15,7 +13,7 @@ from entrypoint.obstacles import unwritable
 from entrypoint.sidecar.choice import to_publish
 from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.jobs import TURN_SECONDS, is_alone
-from entrypoint.sidecar.loop import patience
+from entrypoint.sidecar.later import Later, in_turn
 from entrypoint.sidecar.node import Node, now
 from entrypoint.sidecar.view import Seen
 from entrypoint.store import lease
@@ -31,14 +29,11 @@ class Publish:
 
     def __init__(self, node: Node) -> None:
         self._node, self._published = node, Done(node.boot.memory, "published")
-        self._later = Later()
+        self.later = Later()
 
     def run(self) -> Iterator[float]:
         """Push all that may be served, and that nobody else is at. Raises: as `steps.publish`."""
-        for each in self._wanted():
-            if self._later.has_come(each.key):
-                yield 0.0
-                self._publish(each)
+        yield from in_turn(self._wanted(), lambda each: each.key, self._publish, self.later)
 
     def _wanted(self) -> list[Seen]:
         node = self._node
@@ -57,15 +52,16 @@ class Publish:
         manifest = find_by_name(node.local, wanted.name)
         with ExitStack() as stack:
             if who := self._who_is_ahead(node.shared, manifest, stack):
-                seconds = self._later.put_off(wanted.key)
+                seconds = self.later.put_off(wanted.key)
                 text = f"{wanted.name}: {who}; the next look is in {seconds:.0f} s"
                 node.log.line("publish.waits", text)
                 return
-            self._later.forget(wanted.key)
             node.look_far()
             if wanted not in self._wanted():
+                self.later.forget(wanted.key)
                 return
             steps.publish(node.boot, node.local, node.shared, manifest)
+        self.later.forget(wanted.key)
         self._published.note(wanted.content, now())
         node.metrics.published.inc()
         node.metrics.published_bytes.inc(manifest.size)
@@ -89,27 +85,3 @@ class Publish:
         ticket = stack.enter_context(line)
         waited: lease.Waited[None] = ticket.wait(ONE, TURN_SECONDS, on_wait=said.append)
         return " ".join(["another host is at it", *said]) if waited.how == "late" else ""
-
-
-class Later:
-    """What is left to others for now: ever longer, and never for as long as another host does."""
-
-    def __init__(self) -> None:
-        self._tries: dict[str, int] = {}
-        self._until: dict[str, float] = {}
-
-    def has_come(self, what: str) -> bool:
-        """Tell whether it is time to look again."""
-        return time.monotonic() >= self._until.get(what, 0.0)
-
-    def put_off(self, what: str) -> float:
-        """Leave it to others; return for how many seconds."""
-        tries = self._tries[what] = self._tries.get(what, 0) + 1
-        seconds = patience(0.0, tries, random.random())  # noqa: S311 - no secret
-        self._until[what] = time.monotonic() + seconds
-        return seconds
-
-    def forget(self, what: str) -> None:
-        """Begin with short times again."""
-        self._tries.pop(what, None)
-        self._until.pop(what, None)

@@ -29,9 +29,14 @@ PIECE_BYTES: Final = 4 * 1024 * 1024
 class Scrub:
     """The job that looks for bytes that are not what they were."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, on_damage: Callable[[], None] = lambda: None) -> None:
         self._node, self._scrubbed = node, Done(node.boot.memory, "scrubbed")
         self._failed: dict[str, float] = {}
+        self._on_damage, self._asked = on_damage, 0.0
+
+    def ask(self) -> None:
+        """Have all read that was read before this moment, whatever the interval."""
+        self._asked = now()
 
     def run(self) -> Iterator[float]:
         """Read one checkpoint in full: whose last scrub is longest ago, if that is due.
@@ -46,7 +51,9 @@ class Scrub:
             for each in here
             if each.digest
         }
-        chosen = to_scrub(here, times, now(), node.settings.scrub_interval)
+        time_ = now()
+        interval = min(node.settings.scrub_interval, time_ - self._asked)
+        chosen = to_scrub(here, times, time_, interval)
         if chosen is not None:
             try:
                 yield from self._read(find_by_name(node.local, chosen.name))
@@ -73,8 +80,9 @@ class Scrub:
         node.metrics.damaged.inc()
         remember_look(directory, manifest, wrong, node.boot.memory)
         text = f"{manifest.name}: {wrong[0]}"
-        node.log.line("scrub.damaged", f"{text}; the next boot copies or saves it anew")
+        node.log.line("scrub.damaged", f"{text}; no boot serves it until it is repaired")
         node.look()
+        self._on_damage()
 
 
 def read_through(

@@ -102,6 +102,7 @@ class Manifests:
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
         self._known: dict[str, tuple[Stamp | None, Manifest]] = {}
+        self._facts: dict[str, Seen] = {}
 
     def all(self) -> Iterator[tuple[str, Manifest | str]]:
         """Yield each name, newest first, with its manifest, or with why it cannot be read.
@@ -109,6 +110,7 @@ class Manifests:
         Raises: StoreError.
         """
         before, self._known = self._known, {}
+        self._facts = {name: facts for name, facts in self._facts.items() if name in before}
         for name in self._store.names():
             stamp = self._stamp(name)
             known = before.get(name)
@@ -122,6 +124,13 @@ class Manifests:
                 continue
             self._known[name] = stamp, read
             yield name, read
+
+    def facts(self, manifest: Manifest) -> Seen:
+        """Return what a manifest alone tells. Worked out once: a look at many is to cost little."""
+        found = self._facts.get(manifest.name)
+        if found is None or found.digest != manifest.digest:
+            found = self._facts[manifest.name] = _facts(manifest)
+        return found
 
     def _stamp(self, name: str) -> Stamp | None:
         """Return what tells a manifest's file from others; in a bucket a name never changes."""
@@ -150,7 +159,7 @@ def see_local(
         ranks = tuple(sorted(store.ranks(manifest)))
         state, text = _rejected(manifest, memory) or _checked(store, manifest, memory)
         found.append(
-            _seen(manifest, ranks, memory)._replace(
+            _seen(manifests.facts(manifest), manifest, ranks, memory)._replace(
                 state=state,
                 text=text,
                 served=use.served > 0,
@@ -169,13 +178,23 @@ def see_shared(store: CheckpointStore, manifests: Manifests, memory: Memory) -> 
         if isinstance(manifest, str):
             found.append(Seen(name, UNREADABLE, manifest))
             continue
-        seen = _seen(manifest, tuple(manifest.layout.ranks), memory)
+        ranks = tuple(manifest.layout.ranks)
+        seen = _seen(manifests.facts(manifest), manifest, ranks, memory)
         state, text = _rejected(manifest, memory) or (COMPLETE, "")
         found.append(seen._replace(state=state, text=text))
     return StoreView(store.where, tuple(found))
 
 
-def _seen(manifest: Manifest, ranks: tuple[int, ...], memory: Memory) -> Seen:
+def _seen(facts: Seen, manifest: Manifest, ranks: tuple[int, ...], memory: Memory) -> Seen:
+    return facts._replace(
+        bytes=manifest.size_for(ranks),
+        files=len(manifest.files_for(ranks)),
+        ranks=ranks,
+        proved=bool(manifest.proof or Proofs(memory.root).find(manifest.content)),
+    )
+
+
+def _facts(manifest: Manifest) -> Seen:
     return Seen(
         name=manifest.name,
         state=COMPLETE,
@@ -187,13 +206,9 @@ def _seen(manifest: Manifest, ranks: tuple[int, ...], memory: Memory) -> Seen:
         created=_time(manifest.created_at),
         created_at=manifest.created_at,
         host=str(manifest.save.get("host", "")),
-        bytes=manifest.size_for(ranks),
-        files=len(manifest.files_for(ranks)),
-        ranks=ranks,
         world=manifest.layout.world,
         made_for=manifest.key,
         source=manifest.source.name,
-        proved=bool(manifest.proof or Proofs(memory.root).find(manifest.content)),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from entrypoint.checkpoint.digest import Json
 from entrypoint.state.files import keep_newest, read_json, write_json
 
-Deed = Literal["prefetched", "published", "scrubbed"]
+Deed = Literal["prefetched", "published", "repaired", "scrubbed", "tried"]
 """What the sidecar did with a checkpoint; the answer is when."""
 
 Subject = Literal["engines", "resolutions", "identities", "inspections", Deed]

@@ -96,44 +96,55 @@ def publish(
     manifest: Manifest,
     held: Collection[int],
     modes: tuple[int, int],
+    *,
+    repairs: bool = False,
 ) -> CommitResult:
     """Write the manifest into `staged` and rename it to the first name that is free for it.
 
     An equal and complete checkpoint under a name wins over ours; an equal but damaged one, or one
     of other ranks, goes to the trash, where its running readers keep their inodes; a different
-    one keeps its name.
+    one keeps its name. One that `repairs` knows that an equal one is damaged, whatever its sizes.
     Raises: StagingError; OSError.
     """
     ranks = set(held)
     base, first = generation_of(manifest.name)
     for generation in itertools.count(first):
         candidate = manifest.renamed(with_generation(base, generation))
-        outcome = _claim(root, staged, candidate, ranks, modes)
+        outcome = _claim(root, staged, candidate, ranks, modes, repairs=repairs)
         if outcome is not None:
             return CommitResult(candidate.name, outcome)
     raise AssertionError  # pragma: no cover - count() does not end
 
 
 def _claim(
-    root: Path, staged: Path, candidate: Manifest, held: set[int], modes: tuple[int, int]
+    root: Path,
+    staged: Path,
+    candidate: Manifest,
+    held: set[int],
+    modes: tuple[int, int],
+    *,
+    repairs: bool,
 ) -> Literal["committed", "existed"] | None:
     dir_mode, file_mode = modes
     target = root / candidate.name
     encoded = candidate.encode()
     for _ in range(_LOOKS):
         standing = _standing(target, encoded, candidate.files_for(held), held)
-        if standing == "equal":
+        if standing == "equal" and not repairs:
             return "existed"
         if standing == "other":
             return None
-        if standing == "damaged":
+        is_replaced = standing != "free"
+        if is_replaced:
             held |= _adopt(target, staged, candidate, held)
+        if is_replaced and repairs:
+            _keep_manifest(target, staged)
         _say_ranks(staged, candidate, held, file_mode)
         if _manifest_bytes(staged) == encoded:
             tree.sync_directory(staged)
         else:
             _write(staged, MANIFEST, encoded, file_mode)
-        if standing == "damaged":
+        if is_replaced:
             published = _replace(root, staged, target, dir_mode)
         else:
             published = _rename(staged, target)
@@ -184,6 +195,13 @@ def _adopt(target: Path, staged: Path, candidate: Manifest, held: set[int]) -> s
     for path in (MANIFEST, *theirs):
         (staged / path).unlink(missing_ok=True)
     return set()
+
+
+def _keep_manifest(target: Path, staged: Path) -> None:
+    """Have the very file for a manifest that `target` has, so that locks on it still count."""
+    (staged / MANIFEST).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        os.link(target / MANIFEST, staged / MANIFEST, follow_symlinks=False)
 
 
 def _replace(root: Path, staged: Path, target: Path, dir_mode: int) -> bool:

@@ -227,9 +227,12 @@ class Staging:
             hint="free some space (`shardboot gc`), or point the store at a larger file system",
         )
 
-    def commit(self, manifest: Manifest, ranks: Collection[int] | None = None) -> CommitResult:
+    def commit(
+        self, manifest: Manifest, ranks: Collection[int] | None = None, *, repairs: bool = False
+    ) -> CommitResult:
         """Publish what was built; `ranks` are those held here, None for all.
 
+        One that `repairs` takes the place of an equal one, which it keeps the manifest's file of.
         On return a complete checkpoint is published and durable, under the manifest's name or a
         later generation of it. On error nothing was published, but for a failed last fsync.
         Raises: StagingError; SpaceError.
@@ -241,7 +244,7 @@ class Staging:
             publish.make_durable(self.path, self.dir_mode, self.file_mode)
             self.drop_note()
             modes = (self.dir_mode, self.file_mode)
-            return publish.publish(self.root, self.path, manifest, held, modes)
+            return publish.publish(self.root, self.path, manifest, held, modes, repairs=repairs)
 
 
 def begin(

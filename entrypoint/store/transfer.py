@@ -45,7 +45,8 @@ class _StoppedError(Exception):
 class _Work:
     """What the threads share. Attributes change under `changed`.
 
-    `busy` threads run, and of these `reading` wait for the source.
+    `busy` threads run, and of these `reading` wait for the source. Of `copied`, which counts what
+    was held as well, `fetched` bytes came from there.
     """
 
     source: CheckpointStore
@@ -54,6 +55,7 @@ class _Work:
     waiting: deque[FileEntry]
     missing: int
     copied: int = 0
+    fetched: int = 0
     busy: int = 0
     reading: int = 0
     error: BaseException | None = None
@@ -68,9 +70,11 @@ def copy(
     entries: Iterable[FileEntry],
     staging: CheckpointStaging,
     on_bytes: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Copy `entries` of the checkpoint `name` into `staging`, each verified, durable and final.
+) -> int:
+    """Copy `entries` of the checkpoint `name` into `staging`, each verified and final.
 
+    What is held there whole is read and left as it is: the commit makes it durable, and the rest is
+    durable on return. Returns how many bytes came from the source.
     `on_bytes` hears, in the calling thread, of bytes as they are copied. On error, or when a
     signal's handler raises in this thread, all threads stop within a second and staging may hold
     any part of the files. So they do when no byte has come for `SILENCE_SECONDS`, or none has been
@@ -93,6 +97,7 @@ def copy(
         for thread in threads:
             thread.start()
         _watch(work, on_bytes)
+        return work.fetched
     finally:
         work.stop.set()
         deadline = time.monotonic() + _LEAVE_SECONDS
@@ -180,8 +185,12 @@ def _copy_file(work: _Work, entry: FileEntry) -> None:
             hasher.update(piece)
             held += len(piece)
             _count(work, len(piece))
+    is_whole = 0 < held == entry.size
+    if is_whole and str(hasher.hexdigest()) == entry.blake3:
+        return
     try:
-        if held <= entry.size:
+        # What is whole and wrong may be another checkpoint's file as well: it is never written to.
+        if held <= entry.size and not is_whole:
             _write(work, entry, hasher, held)
             return
     except DamagedError:
@@ -193,9 +202,10 @@ def _copy_file(work: _Work, entry: FileEntry) -> None:
     _write(work, entry, blake3(), 0)
 
 
-def _count(work: _Work, copied: int) -> None:
+def _count(work: _Work, copied: int, fetched: int = 0) -> None:
     with work.changed:
         work.copied += copied
+        work.fetched += fetched
         work.missing -= copied
     if work.stop.is_set():
         raise _StoppedError
@@ -215,13 +225,14 @@ def _verified(work: _Work, entry: FileEntry, hasher: blake3, held: int) -> Gener
         while (piece := _next(work, pieces)) is not None:
             hasher.update(piece)
             yield piece
-            _count(work, len(piece))
+            _count(work, len(piece), fetched=len(piece))
     found = str(hasher.hexdigest())
     if found != entry.blake3:
         where = f"{work.source.where}: {work.name}/{entry.path}"
         raise DamagedError(
             f"{where}: BLAKE3 expected {entry.blake3}, found {found}",
             hint="the bytes in that store are not those that were saved; reject or remove it",
+            file=entry.path,
         )
 
 

@@ -22,7 +22,10 @@ SECONDS = 30.0
 LOOKS = 200
 HASTY = f"from entrypoint import spelling; spelling.LEAST_PERIOD = 0.0; {LAUNCH}"
 """Tests would wait for the second that lies between two looks at least."""
-OFTEN = ("--watch-interval", "0.02s", "--collect-interval", "never", "--listen", "127.0.0.1:0")
+OFTEN = (
+    *("--watch-interval", "0.02s", "--collect-interval", "never", "--listen", "127.0.0.1:0"),
+    *("--prove-idle", "no"),
+)
 
 _WITHOUT = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search,-fowner")
 POWERLESS = _WITHOUT if os.geteuid() == 0 else ()
@@ -54,9 +57,16 @@ class Sidecar:
         return found[0]
 
     def get(self, path: str) -> tuple[int, str]:
+        return self._ask(path)
+
+    def post(self, path: str, token: str) -> int:
+        return self._ask(path, method="POST", headers={"Authorization": f"Bearer {token}"})[0]
+
+    def _ask(self, path: str, **more: Any) -> tuple[int, str]:
+        # Our own URL: one of http.
+        request = urllib.request.Request(self.url + path, **more)  # noqa: S310
         try:
-            # Our own URL: one of http.
-            with urllib.request.urlopen(self.url + path, timeout=SECONDS) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=SECONDS) as answer:  # noqa: S310
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

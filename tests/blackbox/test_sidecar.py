@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from pathlib import Path
@@ -20,6 +21,7 @@ from entrypoint.steps import lock_file
 from entrypoint.store import lock
 
 NOT_RUNNING = {"pid": 1, "pid_start": 0}
+BAD = "model-rank-1-part-0.safetensors"
 OTHER_JOBS_REST = ("--scrub-interval", "never")
 
 
@@ -31,7 +33,7 @@ def release(root: Path, month: int) -> Manifest:
 
 
 def flip(directory: Path) -> None:
-    path = directory / "model-rank-1-part-0.safetensors"
+    path = directory / BAD
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
@@ -103,15 +105,39 @@ def test_a_flipped_bit_is_found_told_and_known_to_boots(house: House, served: Ma
     assert house.run("verify").status == 21
 
 
-def test_what_is_damaged_comes_again_from_the_shared_store(house: House, served: Manifest) -> None:
+def test_what_is_damaged_is_repaired_from_the_shared_store_under_its_server(
+    house: House, served: Manifest
+) -> None:
     release(house.shared, 1)
+    flip(house.local / served.name)
+    held = lock.hold_manifest(house.local / served.name, served.digest)
+    with sidecar(house) as running:
+        running.wait_for("scrub.damaged")
+        running.wait_for("repair.done")
+        found = running.wait_until('shardboot_checkpoints{state="complete",store="local"}', 1)
+        assert found['shardboot_checkpoints{state="damaged",store="local"}'] == 0
+        assert found["shardboot_repaired_checkpoints_total"] == 1
+        (bad,) = [each for each in served.files if each.path == BAD]
+        assert found["shardboot_repaired_bytes_total"] == bad.size
+    assert house.run("verify", "--deep").status == 0
+    assert house.store.names() == [served.name]
+    assert not lock.is_free(house.local / served.name)
+    os.close(held)
+
+
+def test_what_is_damaged_in_both_stores_stays_known_to_be_so(
+    house: House, served: Manifest
+) -> None:
+    flip(house.shared / release(house.shared, 1).name)
     flip(house.local / served.name)
     with sidecar(house) as running:
         running.wait_for("scrub.damaged")
-        running.wait_for("copy.done")
-        running.wait_until('shardboot_checkpoints{state="complete",store="local"}', 1)
-    assert house.run("verify", "--deep").status == 0
-    assert house.store.names() == [served.name]
+        assert f"repair: {house.shared}" in running.wait_for("job.failed")
+        runs = running.metrics()['shardboot_job_runs_total{job="repair"}']
+        found = running.wait_until('shardboot_job_runs_total{job="repair"}', runs + 2)
+        assert found['shardboot_checkpoints{state="damaged",store="local"}'] == 1
+        assert found['shardboot_job_failures_total{job="repair"}'] == 1
+    assert house.run("verify").status == 21
 
 
 def test_what_is_damaged_stays_while_nothing_better_can_come(
@@ -123,18 +149,6 @@ def test_what_is_damaged_stays_while_nothing_better_can_come(
         running.wait_for("scrub.damaged")
         assert "1099511627776000 kept in reserve" in running.wait_for("job.failed")
         assert house.store.names() == [served.name]
-
-
-def test_what_is_damaged_and_in_use_is_not_taken_away(house: House, served: Manifest) -> None:
-    release(house.shared, 1)
-    flip(house.local / served.name)
-    with lock.sole(house.local / served.name), sidecar(house) as running:
-        running.wait_for("scrub.damaged")
-        found = running.metrics()
-        runs = 'shardboot_job_runs_total{job="prefetch"}'
-        running.wait_until(runs, found[runs] + 3)
-        assert house.store.names() == [served.name]
-    assert "shardboot: prefetch: " not in running.said
 
 
 def test_a_release_evicts_nothing_that_would_not_be_collected(
@@ -268,6 +282,31 @@ def test_a_signal_during_a_copy_ends_it_at_once_and_the_next_one_goes_on(
         running.wait_for("copy.resumed")
         running.wait_for("copy.done")
     assert not list(staged(house.local))
+
+
+def test_a_job_is_done_when_somebody_with_the_token_asks_for_it(
+    house: House, served: Manifest
+) -> None:
+    token = house.root / "token"
+    token.write_text("0123456789abcdef\n")
+    words = ("--watch-interval", "1h", "--scrub-interval", "30d", "--token-file", token)
+    with sidecar(house, *words) as running:
+        running.wait_for("scrub.done")
+        assert running.post("/scrub", "0123456789abcdeX") == 401
+        assert running.post("/publish", "0123456789abcdef") == 404
+        assert running.post("/scrub", "0123456789abcdef") == 202
+        # Nothing was due.
+        running.wait_for("scrub.done")
+        found = running.metrics()
+        assert found['shardboot_job_runs_total{job="look"}'] == 1
+        assert running.get("/scrub")[0] == 405
+    assert "0123456789" not in running.said
+
+
+def test_a_token_that_cannot_be_read_is_a_matter_of_settings(house: House) -> None:
+    ended = house.run("sidecar", "--token-file", house.root / "none", "--listen", "127.0.0.1:0")
+    assert ended.status == 10
+    assert "No such file" in ended.stderr
 
 
 def test_a_port_that_is_taken_is_one_line_and_a_matter_of_settings(house: House) -> None:

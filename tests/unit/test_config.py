@@ -22,7 +22,8 @@ SURFACE = {
     *("quarantine_after", "prove", "publish", "shared_readers", "verify", "checkpoint"),
     *("prefetch", "single_import", "log_format"),
     *("standby", "max_restarts", "restart_delay", "hang_timeout", "stop_timeout"),
-    *("listen", "watch_interval", "follow", "collect_interval", "scrub_interval", "scrub_rate"),
+    *("listen", "token_file", "watch_interval", "follow", "prove_idle"),
+    *("collect_interval", "scrub_interval", "scrub_rate"),
 }
 """Removing or renaming one of these breaks somebody's unit file."""
 
@@ -60,7 +61,9 @@ DEFAULTS: Mapping[str, object] = {
     "hang_timeout": math.inf,
     "stop_timeout": 30.0,
     "listen": Place("127.0.0.1", 8040),
+    "token_file": None,
     "watch_interval": 60.0,
+    "prove_idle": "auto",
     "follow": True,
     "collect_interval": 3600.0,
     "scrub_interval": 7 * 86400.0,
@@ -101,7 +104,9 @@ OTHER_WORDS: Mapping[str, tuple[str, object]] = {
     "hang_timeout": ("2min", 120.0),
     "stop_timeout": ("5s", 5.0),
     "listen": ("[::1]:80", Place("::1", 80)),
+    "token_file": ("/run/secrets/token", "/run/secrets/token"),
     "watch_interval": ("5s", 5.0),
+    "prove_idle": ("yes", "yes"),
     "follow": ("no", False),
     "collect_interval": ("never", math.inf),
     "scrub_interval": ("30d", 30 * 86400.0),
@@ -113,6 +118,17 @@ SHARED = {"SHARDBOOT_SHARED": "/mnt/shared"}
 
 def value(settings: Settings, option: Option) -> object:
     return getattr(settings, option.name)
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.is_sidecars and o.name != "follow"])
+def test_what_a_sidecar_alone_is_told_stops_no_other_command(option: Option) -> None:
+    wrong = {option.variable: "0"} if option.name != "token_file" else {}
+    taken = dict.fromkeys(o.name for o in OPTIONS if not o.is_sidecars)
+    for found in (resolve(taken, wrong), resolve(taken, {}, {option.name: "0"} if wrong else {})):
+        assert getattr(found, option.name) == DEFAULTS[option.name]
+    if wrong:
+        with pytest.raises(ConfigError, match=option.variable):
+            resolve(dict.fromkeys(o.name for o in OPTIONS), wrong)
 
 
 def test_the_surface_is_the_one_that_was_promised() -> None:

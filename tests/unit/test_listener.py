@@ -6,23 +6,37 @@ import socket
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 
-from entrypoint.sidecar.listener import MOST_AT_ONCE, Listener, Page
+from entrypoint.errors import ConfigError
+from entrypoint.sidecar.bearer import Token, token_in
+from entrypoint.sidecar.listener import MOST_AT_ONCE, Listener, Page, Wishes
 from entrypoint.spelling import Place
 
 BOUND = 30.0
 
 
-@pytest.fixture
-def listener() -> Iterator[Listener]:
-    made = Listener(Place("127.0.0.1", 0), {"/x": lambda: Page("here\n")})
+SECRET = "0123456789abcdef-secret"  # noqa: S105 - nobody else's
+
+
+@contextmanager
+def listening(token: Token | None) -> Iterator[Listener]:
+    wishes = Wishes({"/scrub": lambda: Page("asked for\n", 202)}, token)
+    made = Listener(Place("127.0.0.1", 0), {"/x": lambda: Page("here\n")}, wishes)
     made.start()
     yield made
     made.shutdown()
     made.server_close()
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with listening(Token(SECRET)) as made:
+        yield made
 
 
 def get(listener: Listener) -> str:
@@ -69,3 +83,85 @@ def test_who_goes_on_asking_has_so_long_as_everybody_and_no_longer(
             assert time.monotonic() < deadline
             asking.send(b"x")
     assert get(listener) == "here\n"
+
+
+def ask(
+    listener: Listener, way: str, path: str, *, body: bytes = b"", **headers: str
+) -> tuple[int, str, str]:
+    """Ask in some way; return the status, what was said, and which ways are allowed."""
+    connection = HTTPConnection(*listener.place, timeout=BOUND)
+    with closing(connection):
+        connection.request(way, path, body=body or None, headers=headers)
+        answer = connection.getresponse()
+        said = answer.read().decode()
+        return answer.status, said, answer.getheader("Allow") or ""
+
+
+def test_who_brings_the_token_may_ask_for_a_job(listener: Listener) -> None:
+    for scheme in ("Bearer", "bearer"):
+        asked = ask(listener, "POST", "/scrub?x", Authorization=f"{scheme} {SECRET}")
+        assert asked == (202, "asked for\n", "")
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Basic {SECRET}",
+        SECRET,
+        f"Bearer {SECRET[:-1]}",
+        f"Bearer {SECRET}x",
+    ],
+)
+def test_who_brings_another_may_not(listener: Listener, authorization: str) -> None:
+    status, said, _ = ask(listener, "POST", "/scrub", Authorization=authorization)
+    assert status == 401
+    assert SECRET not in said
+
+
+def test_without_a_token_nobody_may_and_it_is_said_how() -> None:
+    with listening(None) as listener:
+        status, said, _ = ask(listener, "POST", "/scrub", Authorization="Bearer ")
+        assert status == 403
+        assert "--token-file" in said
+
+
+@pytest.mark.parametrize(
+    ("way", "path", "expected"),
+    [
+        ("POST", "/x", (405, "GET")),
+        ("GET", "/scrub", (405, "POST")),
+        ("DELETE", "/scrub", (405, "POST")),
+        ("PUT", "/x", (405, "GET")),
+        ("HEAD", "/x", (405, "GET")),
+        ("POST", "/y", (404, "")),
+        ("GET", "/y", (404, "")),
+    ],
+)
+def test_what_there_is_not_is_refused_with_what_there_is(
+    listener: Listener, way: str, path: str, expected: tuple[int, str]
+) -> None:
+    status, _, allowed = ask(listener, way, path, Authorization=f"Bearer {SECRET}")
+    assert (status, allowed) == expected
+
+
+def test_a_body_that_nobody_needs_costs_nobody_the_answer(listener: Listener) -> None:
+    body = bytes(60_000)
+    asked = ask(listener, "POST", "/scrub", body=body, Authorization=f"Bearer {SECRET}")
+    assert asked[0] == 202
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("short\n", "16 characters"), ("", "found nothing"), ("two\nlines of text\n", "one line")],
+)
+def test_a_token_that_is_none_is_refused_and_not_repeated(
+    tmp_path: Path, content: str, expected: str
+) -> None:
+    path = tmp_path / "token"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=f"token_file: {path}: .*{expected}") as refused:
+        token_in(str(path))
+    assert not content.strip() or content.strip() not in str(refused.value)

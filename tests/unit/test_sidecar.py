@@ -16,12 +16,20 @@ from entrypoint.config import Prove, resolve
 from entrypoint.errors import Interrupted, StoreError
 from entrypoint.log import Log
 from entrypoint.sidecar import scrub
-from entrypoint.sidecar.choice import Fetch, Past, to_fetch, to_publish, to_scrub
+from entrypoint.sidecar.choice import (
+    Fetch,
+    Past,
+    Repair,
+    to_fetch,
+    to_publish,
+    to_repair,
+    to_scrub,
+)
 from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.history import booted, counted
+from entrypoint.sidecar.later import Later, in_turn
 from entrypoint.sidecar.loop import Job, next_due, patience
 from entrypoint.sidecar.node import Node
-from entrypoint.sidecar.publish import Later
 from entrypoint.sidecar.view import (
     COMPLETE,
     DAMAGED,
@@ -53,8 +61,8 @@ def seen(name: str, created: float = 1.0, **facts: Any) -> Seen:
     return base._replace(**facts)
 
 
-def wanted(name: str, ranks: tuple[int, ...] = (0, 1), replaces: str = "") -> Fetch:
-    return Fetch(name, f"content of {name}", ranks, replaces)
+def wanted(name: str, ranks: tuple[int, ...] = (0, 1)) -> Fetch:
+    return Fetch(name, f"content of {name}", ranks)
 
 
 OLD, NEW = seen("old", 1.0), seen("new", 2.0)
@@ -89,19 +97,13 @@ OLD, NEW = seen("old", 1.0), seen("new", 2.0)
             id="for the ranks of this node",
         ),
         pytest.param(
-            [NEW._replace(state=DAMAGED)],
-            [NEW],
-            [wanted("new", replaces="new")],
-            id="damaged here, and there is nothing newer: once more",
+            [OLD, NEW._replace(state=DAMAGED)], [NEW], [], id="damaged here, so it is repaired"
         ),
         pytest.param(
             [OLD, NEW._replace(state=DAMAGED)],
-            [NEW],
-            [wanted("new", replaces="new")],
-            id="damaged here, beside an older one",
-        ),
-        pytest.param(
-            [NEW._replace(state=DAMAGED, running=True)], [NEW], [], id="damaged, and still in use"
+            [NEW, seen("newest", 3.0)],
+            [wanted("newest")],
+            id="damaged here, and there is a newer one",
         ),
         pytest.param(
             [OLD, NEW._replace(state=UNREADABLE)], [NEW], [], id="here, and could not be read now"
@@ -109,26 +111,12 @@ OLD, NEW = seen("old", 1.0), seen("new", 2.0)
         pytest.param([OLD, NEW._replace(state=REJECTED)], [NEW], [], id="here, and rejected"),
         pytest.param([OLD], [seen("done", 2.0)], [], id="fetched before, and gone since"),
         pytest.param(
-            [OLD, seen("done", 2.0, state=DAMAGED)],
-            [seen("done", 2.0)],
-            [],
-            id="fetched a moment ago, and damaged again",
-        ),
-        pytest.param(
-            [OLD, seen("long ago", 2.0, state=DAMAGED)],
-            [seen("long ago", 2.0)],
-            [wanted("long ago", replaces="long ago")],
-            id="fetched long ago, and damaged since",
-        ),
-        pytest.param(
-            [OLD._replace(ranks=(1,)), NEW._replace(state=DAMAGED, ranks=())],
+            [OLD._replace(ranks=(1,)), seen("torn", 1.5, state=DAMAGED, ranks=())],
             [NEW],
-            [wanted("new", (1,), "new")],
-            id="which ranks are here is torn: those of the one before",
+            [wanted("new", (1,))],
+            id="of which ranks one is here is torn: those of the one before",
         ),
-        pytest.param(
-            [NEW._replace(state=DAMAGED, ranks=())], [NEW], [], id="nobody knows which ranks"
-        ),
+        pytest.param([OLD._replace(ranks=())], [NEW], [], id="nobody knows which ranks"),
         pytest.param(
             [OLD], [NEW._replace(made_by=("0.33", 2))], [], id="never served by that vLLM"
         ),
@@ -148,8 +136,39 @@ OLD, NEW = seen("old", 1.0), seen("new", 2.0)
     ],
 )
 def test_what_is_fetched(local: list[Seen], shared: list[Seen], expected: list[Fetch]) -> None:
+    assert to_fetch(local, shared, {"content of done"}, "auto") == expected
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "is_repaired"),
+    [
+        pytest.param(NEW, NEW, False, id="sound"),
+        pytest.param(NEW._replace(state=DAMAGED), NEW, True, id="damaged"),
+        pytest.param(NEW._replace(state=DAMAGED, running=True), NEW, True, id="and in use"),
+        pytest.param(NEW._replace(state=DAMAGED, served=False), NEW, True, id="never served"),
+        pytest.param(
+            NEW._replace(state=DAMAGED), NEW._replace(name="new-g2"), True, id="another name there"
+        ),
+        pytest.param(NEW._replace(state=DAMAGED), OLD, False, id="not there"),
+        pytest.param(
+            NEW._replace(state=DAMAGED), NEW._replace(state=REJECTED), False, id="rejected"
+        ),
+        pytest.param(
+            NEW._replace(state=DAMAGED, ranks=()), NEW, False, id="nobody knows which ranks"
+        ),
+        pytest.param(Seen("odd", UNREADABLE), Seen("odd", UNREADABLE), False, id="unreadable"),
+        pytest.param(
+            *(seen("done", state=DAMAGED), seen("done")), False, id="repaired a moment ago"
+        ),
+        pytest.param(
+            *(seen("long ago", state=DAMAGED), seen("long ago")), True, id="repaired long ago"
+        ),
+    ],
+)
+def test_what_is_repaired(here: Seen, there: Seen, is_repaired: bool) -> None:
     past = Past({"content of done": 95.0, "content of long ago": 90.0}, now=100.0, interval=10.0)
-    assert to_fetch(local, shared, past, "auto") == expected
+    found = to_repair([here], [there], past)
+    assert found == [Repair(here.name, here.content, there.name)] * is_repaired
 
 
 @pytest.mark.parametrize(
@@ -167,7 +186,7 @@ def test_what_no_boot_would_serve_unproved_is_fetched_with_a_proof(
     served: bool, new: bool, prove: Prove, is_fetched: bool
 ) -> None:
     local, shared = [OLD._replace(proved=served)], [NEW._replace(proved=new)]
-    assert to_fetch(local, shared, Past({}), prove) == [wanted("new")] * is_fetched
+    assert to_fetch(local, shared, (), prove) == [wanted("new")] * is_fetched
 
 
 @pytest.mark.parametrize(
@@ -378,7 +397,7 @@ def test_what_is_left_to_others_is_left_ever_longer_until_it_is_forgotten(
     monkeypatch: pytest.MonkeyPatch, no_chance: None
 ) -> None:
     times = iter([0.0, 1.9, 2.0, 10.0, 13.9, 14.0, 20.0, 21.9, 22.0])
-    monkeypatch.setattr("entrypoint.sidecar.publish.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("entrypoint.sidecar.later.time.monotonic", lambda: next(times))
     later = Later()
     assert later.put_off("x") == 2.0
     assert [later.has_come("x"), later.has_come("x")] == [False, True]
@@ -387,6 +406,24 @@ def test_what_is_left_to_others_is_left_ever_longer_until_it_is_forgotten(
     later.forget("x")
     assert later.put_off("x") == 2.0
     assert [later.has_come("x"), later.has_come("x")] == [False, True]
+
+
+def test_what_fails_is_put_off_and_keeps_no_other_from_its_turn(no_chance: None) -> None:
+    later, done = Later(), list[str]()
+
+    def do(name: str) -> None:
+        done.append(name)
+        if name == "b":
+            raise StoreError(f"{name} fails")
+
+    for _ in range(2):
+        with pytest.raises(StoreError, match="b fails"):
+            list(in_turn(["a", "b", "c"], str, do, later))
+        # Now it rests, and so nothing fails.
+        list(in_turn(["a", "b", "c"], str, do, later))
+        assert done == ["a", "b", "c", "a", "c"]
+        done.clear()
+        later.forget_all()
 
 
 def test_what_was_done_is_known_after_a_restart_and_what_was_put_off_is_not(tmp_path: Path) -> None:
