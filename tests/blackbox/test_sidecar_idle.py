@@ -1,0 +1,60 @@
+"""A sidecar that has nothing to do for a day grows by nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import make_checkpoint, make_key
+from releases import serve
+
+from entrypoint.checkpoint.digest import digest_bytes
+
+DRIVER = Path(__file__).with_name("idle_driver.py")
+HOURS, WARM = 24, 4
+"""After the first hours everything has its size."""
+
+MOST_GROWTH = 1 << 20
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.long)])
+def test_a_day_without_work_takes_no_more_of_anything(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        # Nobody waits for a disk to have them.
+        patch.setattr(os, "fsync", lambda _: None)
+        for number in range(count):
+            # Each of a family of its own: none is superseded, and so none is collected.
+            model = digest_bytes(b"%d" % number)
+            key = make_key(model=model, architecture=f"Model{number}")
+            made = make_checkpoint(tmp_path / "local", key=key, name=f"of-{number}")
+            if number % 20 == 0:
+                serve(tmp_path / "state", made, boot=f"b{number}", pid=1, pid_start=0)
+    shutil.copytree(tmp_path / "local", tmp_path / "shared")
+    places = [str(tmp_path / name) for name in ("local", "shared", "state")]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ended = subprocess.run(
+        [sys.executable, DRIVER, *places, str(HOURS)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+    told = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert len(told) == HOURS + 1
+    warm, last = told[WARM], told[-1]
+    grown = last["resident"] - warm["resident"]
+    print(
+        f"{count} checkpoints, {HOURS} h: {grown / 1024:.0f} KiB more, {last['cpu']:.1f} s of CPU"
+    )
+    assert grown < MOST_GROWTH
+    for what in ("descriptors", "threads"):
+        assert {each[what] for each in told[WARM:]} == {warm[what]}
