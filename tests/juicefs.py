@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -74,3 +75,23 @@ def stores(nodes: Nodes, name: str) -> tuple[DirectoryStore, DirectoryStore]:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     return DirectoryStore(nodes.one / name), DirectoryStore(nodes.two / name)
+
+
+@contextlib.contextmanager
+def another_mount(nodes: Nodes, point: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Mount the same files once more, by a process group that a test may stop and kill."""
+    meta = f"sqlite3://{nodes.one.parent}/meta.db"
+    command = [juicefs(), "mount", "--no-usage-report", f"--cache-dir={point}.cache", meta]
+    with Path(f"{point}.log").open("wb") as log:
+        node = subprocess.Popen([*command, str(point)], stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 20
+        while not point.is_mount():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield node
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(node.pid, signal.SIGKILL)
+        node.wait()
+        subprocess.run(["umount", "--lazy", str(point)], check=False)

@@ -17,7 +17,7 @@ import store_driver
 from blackbox.harness import House
 from checkpoints import make_checkpoint, make_large
 from directory_contract import DirectoryContract
-from juicefs import Nodes, juicefs, stores
+from juicefs import Nodes, another_mount, stores
 from lease_driver import WHAT, Node, pace
 from store_contract import deep_verify, left_over
 from store_driver import BIG
@@ -194,26 +194,6 @@ def test_a_live_node_is_never_taken_for_dead(nodes: Nodes) -> None:
         holder.had_turn()
         assert ticket.wait(1, 6).how == "late"
         assert len(holder.tickets) == 1
-
-
-@contextlib.contextmanager
-def another_mount(nodes: Nodes, point: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Mount the same files once more, by a process group that a test may stop and kill."""
-    meta = f"sqlite3://{nodes.one.parent}/meta.db"
-    command = [juicefs(), "mount", "--no-usage-report", f"--cache-dir={point}.cache", meta]
-    with Path(f"{point}.log").open("wb") as log:
-        node = subprocess.Popen([*command, str(point)], stderr=log, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 20
-        while not point.is_mount():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        yield node
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(node.pid, signal.SIGKILL)
-        node.wait()
-        subprocess.run(["umount", "--lazy", str(point)], check=False)
 
 
 def test_a_mount_that_dies_under_a_copy_is_said_soon(nodes: Nodes, tmp_path: Path) -> None:
