@@ -42,7 +42,8 @@ PERTURB: Final[Mapping[Side, str]] = {"source": "85", "control": "85", "checkpoi
 class Bench:
     """Where and with what both sides are loaded. `words` are the user's, after `vllm serve`.
 
-    `work` is a directory for evidence; `logs` is where the children's logs stay.
+    `work` is a directory for evidence; `logs` is where the children's logs stay. `on_tick` is
+    called while one runs; what it raises ends that one.
     """
 
     engine: Executable
@@ -53,6 +54,7 @@ class Bench:
     logs: Path
     timeout: float
     say: Callable[[str], None]
+    on_tick: Callable[[], None] = lambda: None
 
 
 def environ_for(environ: Mapping[str, str], side: Side) -> dict[str, str]:
@@ -121,6 +123,7 @@ def _load(
             environ=environ_for(bench.environ, side),
             log=log,
             timeout=bench.timeout,
+            on_tick=bench.on_tick,
         )
         last = child.last_lines(log)
     answer = outcome.answer if isinstance(outcome.answer, dict) else {}

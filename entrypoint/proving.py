@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from entrypoint.assess import Assessment, Boot
 from entrypoint.checkpoint.finding import Complete, Rejected
 from entrypoint.checkpoint.manifest import Manifest
@@ -13,9 +15,12 @@ from entrypoint.state.rejections import Rejections
 from entrypoint.store.look import find_by_name
 
 
-def prove_here(boot: Boot, assessment: Assessment) -> Manifest:
+def prove_here(
+    boot: Boot, assessment: Assessment, on_tick: Callable[[], None] = lambda: None
+) -> Manifest:
     """Prove the local checkpoint that fits, and remember it by its manifest.
 
+    `on_tick` is called while vLLM loads it; what it raises ends that, and nothing is remembered.
     Raises: ProofError, after the checkpoint has been rejected; NotFoundError; OwnershipError;
     RefusedError on one of many nodes.
     """
@@ -45,6 +50,7 @@ def prove_here(boot: Boot, assessment: Assessment) -> Manifest:
             logs=settings.state_dir / "logs",
             timeout=settings.save_timeout,
             say=lambda text: boot.log.line("prove", text),
+            on_tick=on_tick,
         )
         try:
             proof = prover.prove(bench, store.path(name), manifest, None)

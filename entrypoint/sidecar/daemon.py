@@ -111,7 +111,8 @@ def jobs_of(node: Node, hint: threading.Event) -> list[Job]:
         scrub = Scrub(node, hint.set)
         found.append(Job("scrub", often, scrub.run, when_asked=scrub.ask))
     if settings.prove_idle != "no" and settings.prove != "never":
-        found.append(_job("prove", often, Prove(node)))
+        prove = Prove(node)
+        found.append(Job("prove", often, prove.run, when_asked=prove.ask))
     if collecting < math.inf:
         found.append(Job("collect", collecting, lambda: jobs.collect(node)))
     return found

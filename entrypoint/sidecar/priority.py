@@ -1,4 +1,4 @@
-"""Being last in line for the processor and the disk."""
+"""Being last in line for the processor and the disk, and the first to go for want of memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ _IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30}
 _THIS_PROCESS: Final = (1, 0)
 _IDLE: Final = 3 << 13
 _NICEST: Final = 19
+_OOM: Final = ("/proc/self/oom_score_adj", b"1000")
+"""What is started from here, a proof, say, goes before any server (proc_pid_oom_score_adj(5))."""
 
 
 def stand_back() -> None:
@@ -22,6 +24,9 @@ def stand_back() -> None:
     """
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICEST)
+    path, score = _OOM
+    with suppress(OSError), open(path, "r+b", buffering=0) as file:
+        file.write(score)
     number = _IOPRIO_SET.get(os.uname().machine)
     if number is not None:
         # What cannot be had is no failure: seccomp may forbid it.

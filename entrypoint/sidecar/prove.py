@@ -12,6 +12,7 @@ from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import ProofError
 from entrypoint.log import human_bytes
 from entrypoint.obstacles import unwritable
+from entrypoint.prover import UNFINISHED
 from entrypoint.sidecar.choice import to_prove
 from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.later import Later, in_turn
@@ -25,6 +26,9 @@ AGAIN_SECONDS: Final = 86_400.0
 RANK_BYTES: Final = 3 << 30
 """What a rank takes beside its weights: vLLM itself, and a small KV cache."""
 
+LEAST_BYTES: Final = 1 << 30
+"""Where less is left while a proof goes on, somebody has come who needs it more."""
+
 KV_CACHE: Final = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 """Gigabytes: a proof has a few tokens to keep, and vLLM would take what a server does."""
 
@@ -36,6 +40,12 @@ class Prove:
         self._node, self._tried = node, Done(node.boot.memory, "tried")
         self.later = Later()
         self._short: set[str] = set()
+        self._asked = 0.0
+
+    def ask(self) -> None:
+        """Have all tried, however short a time ago they were."""
+        self.later.forget_all()
+        self._asked = now()
 
     def run(self) -> Iterator[float]:
         """Prove what can be. Raises: as `proving.prove_here`, but for verdicts."""
@@ -47,7 +57,7 @@ class Prove:
         self._wanted()
 
     def _wanted(self) -> list[Seen]:
-        node, latest = self._node, now() - AGAIN_SECONDS
+        node, latest = self._node, max(now() - AGAIN_SECONDS, self._asked)
         here = node.seen("local")
         tried = {each.content for each in here if self._tried.when(each.content) > latest}
         wanted = to_prove(here, tried, on_accelerators=node.settings.prove_idle == "yes")
@@ -77,7 +87,7 @@ class Prove:
             return
         node.log.line("prove", f"{manifest.name}: nobody has proved it, and memory is free")
         try:
-            proving.prove_here(boot, assessment)
+            proving.prove_here(boot, assessment, lambda: self._leave_if_short(manifest))
         except ProofError as error:
             if error.reason != ProofError.reason:
                 raise
@@ -86,6 +96,14 @@ class Prove:
             return
         node.log.line("prove.done", f"{manifest.name}: loads to the source's state")
         node.metrics.proved.inc()
+
+    def _leave_if_short(self, manifest: Manifest) -> None:
+        """Give a proof up for somebody who has begun to need the memory. Raises: ProofError."""
+        if (free := headroom.free_bytes()) < LEAST_BYTES:
+            # To be tried again, once there is memory: nothing was found out.
+            self._tried.put_off(manifest.content, 0.0)
+            msg = f"{manifest.name}: given up, since {human_bytes(free)} are left to others"
+            raise ProofError(msg, reason=UNFINISHED)
 
     def _has_memory(self, manifest: Manifest) -> bool:
         """Tell whether a load would take no memory from anybody; say once where it would."""

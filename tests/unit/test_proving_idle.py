@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,13 +70,16 @@ class Vllm:
         situation = SimpleNamespace(local=self.local, no_save=self.no_save)
         return SimpleNamespace(situation=situation)
 
-    def prove_here(self, boot: Any, assessment: Any) -> None:
+    def prove_here(self, boot: Any, assessment: Any, on_tick: Callable[[], None]) -> None:
         self.proved.append(assessment.situation.local.name)
+        self.while_it_runs()
+        on_tick()
         if self.error is not None:
             raise self.error
         Proofs(boot.settings.state_dir).add(self.content, {"items": 1})
 
     content = ""
+    while_it_runs: Callable[[], None] = staticmethod(lambda: None)
 
 
 @pytest.fixture
@@ -143,6 +146,35 @@ def test_what_fails_is_not_tried_again_the_same_day(node: Node, vllm: Vllm, reas
         once(node)
     once(node)
     assert len(vllm.proved) == 1
+
+
+def test_a_proof_is_given_up_for_who_comes_to_need_the_memory_and_tried_again(
+    node: Node, vllm: Vllm, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Prove(node)
+    with monkeypatch.context() as patch:
+        vllm.while_it_runs = lambda: patch.setattr(headroom, "free_bytes", lambda: 1 << 20)
+        with pytest.raises(ProofError, match="given up") as given_up:
+            list(job.run())
+        assert given_up.value.reason == UNFINISHED
+    job.later.forget_all()
+    vllm.while_it_runs = lambda: None
+    list(job.run())
+    assert vllm.proved == [manifest.name] * 2
+    assert node.sight.unproved == 0
+
+
+def test_what_was_tried_is_tried_again_where_somebody_asks(node: Node, vllm: Vllm) -> None:
+    vllm.error = ProofError("no vLLM", reason=UNFINISHED)
+    job = Prove(node)
+    with pytest.raises(ProofError):
+        list(job.run())
+    list(job.run())
+    assert len(vllm.proved) == 1
+    job.ask()
+    with pytest.raises(ProofError):
+        list(job.run())
+    assert len(vllm.proved) == 2
 
 
 def test_what_needs_no_proof_or_cannot_have_one_is_left_alone(
