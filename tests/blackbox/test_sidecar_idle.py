@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import make_checkpoint, make_key
-from releases import serve
-
-from entrypoint.checkpoint.digest import digest_bytes
+from releases import many
 
 DRIVER = Path(__file__).with_name("idle_driver.py")
 HOURS, WARM = 24, 4
@@ -29,14 +25,7 @@ def test_a_day_without_work_takes_no_more_of_anything(
     with monkeypatch.context() as patch:
         # Nobody waits for a disk to have them.
         patch.setattr(os, "fsync", lambda _: None)
-        for number in range(count):
-            # Each of a family of its own: none is superseded, and so none is collected.
-            model = digest_bytes(b"%d" % number)
-            key = make_key(model=model, architecture=f"Model{number}")
-            made = make_checkpoint(tmp_path / "local", key=key, name=f"of-{number}")
-            if number % 20 == 0:
-                serve(tmp_path / "state", made, boot=f"b{number}", pid=1, pid_start=0)
-    shutil.copytree(tmp_path / "local", tmp_path / "shared")
+        many(tmp_path, count)
     places = [str(tmp_path / name) for name in ("local", "shared", "state")]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     ended = subprocess.run(
