@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from entrypoint import headroom, proving
-from entrypoint.assess import assess
+from entrypoint.assess import Assessment, Boot, assess
 from entrypoint.checkpoint.finding import Rejected
 from entrypoint.checkpoint.manifest import Manifest
-from entrypoint.errors import ProofError
+from entrypoint.errors import ProofError, ShardbootError
 from entrypoint.log import human_bytes
 from entrypoint.obstacles import unwritable
 from entrypoint.prover import UNFINISHED
@@ -75,15 +75,9 @@ class Prove:
         boot = node.boot._replace(
             words=words_for(manifest), environ={**KV_CACHE, **node.boot.environ}
         )
-        assessment = assess(boot)
-        local = assessment.situation.local
-        if not isinstance(local, Rejected) or local.name != manifest.name:
-            text = "needs no proof, or its key is of words that are not known here"
-            node.log.line("prove.skipped", f"{manifest.name}: {text}")
-            return
-        if (obstacle := assessment.situation.no_save) is not None:
-            # A proof loads the source as well.
-            node.log.line("prove.skipped", f"{manifest.name}: {obstacle.text}")
+        assessment = _assessed(boot, manifest)
+        if isinstance(assessment, str):
+            node.log.line("prove.skipped", f"{manifest.name}: {assessment}")
             return
         node.log.line("prove", f"{manifest.name}: nobody has proved it, and memory is free")
         try:
@@ -116,6 +110,21 @@ class Prove:
             text = f"a proof takes {human_bytes(needed)}, and {human_bytes(free)} are free"
             self._node.log.line("prove.waits", f"{manifest.name}: {text}")
         return False
+
+
+def _assessed(boot: Boot, manifest: Manifest) -> Assessment | str:
+    """Return what vLLM makes of it, or why nothing can, or must, be proved."""
+    try:
+        assessment = assess(boot)
+    except ShardbootError as error:
+        # A sidecar without a vLLM of its own, or without the models, has other things to do.
+        return str(error)
+    local = assessment.situation.local
+    if not isinstance(local, Rejected) or local.name != manifest.name:
+        return "it needs no proof, or its key is of words that are not known here"
+    # A proof loads the source as well.
+    obstacle = assessment.situation.no_save
+    return obstacle.text if obstacle is not None else assessment
 
 
 def words_for(manifest: Manifest) -> tuple[str, ...]:

@@ -189,6 +189,19 @@ def test_what_needs_no_proof_or_cannot_have_one_is_left_alone(
     assert (len(vllm.asked), vllm.proved) == (2, [])
 
 
+def test_a_sidecar_that_has_no_vllm_says_so_once_and_has_not_failed(
+    node: Node, manifest: Manifest, capfd: pytest.CaptureFixture[str]
+) -> None:
+    boot = node.boot._replace(settings=node.settings._replace(vllm="no-such-vllm"))
+    node.boot = boot
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(headroom, "free_bytes", lambda: 1 << 40)
+        for _ in range(2):
+            once(node)
+    assert capfd.readouterr().err.count("prove.skipped: ") == 1
+    assert node.sight.unproved == 0
+
+
 def test_the_words_are_those_that_the_key_stands_for(manifest: Manifest) -> None:
     plain = ("test/tiny", "--max-model-len", "auto", "--dtype", "bfloat16", "-tp", "2", "-pp", "1")
     assert words_for(manifest) == plain
