@@ -75,7 +75,8 @@ def _become(
 ) -> NoReturn:
     """Note what will be served, in which process, and have vLLM begin there."""
     path, words, environ = vllm
-    boot.status.know(server=Server.of(boot.seat.take()))
+    pid = boot.seat.take(lambda text: boot.status.phase("waiting", text))
+    boot.status.know(server=Server.of(pid))
     boot.status.phase("starting", **_facts(action, taken))
     _note(boot, action, assessment, taken)
     boot.seat.become(path, ["serve", *words], environ, boot.umask)
@@ -101,7 +102,8 @@ def _held(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
         loader["fork"] = True
     if boot.settings.prefetch:
         ranks = assessment.resolution.ranks
-        loader["reader"] = readahead.start(Path(action.path), action.manifest, ranks)
+        directory, heir = Path(action.path), boot.seat.heir
+        loader["reader"] = readahead.start(directory, action.manifest, ranks, heir)
     return launch.checkpoint_words(assessment.resolution, boot.words, action.path, loader)
 
 

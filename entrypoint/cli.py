@@ -79,10 +79,10 @@ def serve(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
     this = new_boot(flags, words, os.environ, reports=True)
     if this.settings.standby:
         from entrypoint.start import another  # noqa: PLC0415 - the default is exec
-        from entrypoint.supervise.keeper import Keeper  # noqa: PLC0415
+        from entrypoint.supervise.supervisor import Supervisor  # noqa: PLC0415
 
         # Comes back in a fork for each boot; the supervisor itself ends here.
-        this = Keeper(this, another).run()
+        this = Supervisor(this, another).run()
     try:
         boot.serve(this)
     except Exception as error:  # noqa: BLE001 - the one guard: a server must not stay down for us

@@ -8,10 +8,8 @@ on stdout: `ok` and the name, or `failed` with a reason code; nothing is publish
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -22,12 +20,12 @@ from entrypoint.assembly import Subject
 from entrypoint.checkpoint.digest import Json
 from entrypoint.errors import ShardbootError
 from entrypoint.model.identity import read_in_full
+from entrypoint.state import process
 from entrypoint.state.memory import Memory
 from entrypoint.store import order as orders
 from entrypoint.store import staging as stagings
 
 LOWEST_PRIORITY: Final = 19
-PR_SET_PDEATHSIG: Final = 1
 
 
 def finish(staged: Path, seconds: float) -> str:
@@ -49,7 +47,7 @@ def finish(staged: Path, seconds: float) -> str:
 
 
 def main() -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    process.die_with_parent()
     os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
     answer: dict[str, Json]
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn
 
 from entrypoint.checkpoint.digest import Json
@@ -76,10 +76,19 @@ def become(
 
 
 class Seat:
-    """The process that is to be vLLM: this very one, by exec. Under a standby it is another."""
+    """The process that is to be vLLM: this very one, by exec. Under a standby it is another.
 
-    def take(self) -> int:
-        """Return the pid that vLLM will have, so that it can be noted before anything begins."""
+    `heir` is who adopts what a boot leaves running, 0 where that stays vLLM's own child.
+    """
+
+    heir: int = 0
+
+    def take(self, waits: Callable[[str], None]) -> int:
+        """Return the pid that vLLM will have, so that it can be noted before anything begins.
+
+        `waits` is told what for, where that takes a while.
+        """
+        del waits
         return os.getpid()
 
     def become(

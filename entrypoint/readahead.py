@@ -8,7 +8,7 @@ Seconds of imports lie between exec and the first byte that vLLM reads: time to 
 import itertools
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
@@ -37,12 +37,13 @@ class Stretch(NamedTuple):
     size: int
 
 
-def start(directory: Path, manifest: Manifest, ranks: Sequence[int]) -> int | None:
+def start(directory: Path, manifest: Manifest, ranks: Sequence[int], heir: int = 0) -> int | None:
     """Start to read the shard files of `ranks`; return the pid that has to be waited for.
 
     None where all of them seem to be cached, or no process is to be had. This one holds no lock,
     none of our descriptors, and no memory that others need; it gets only what time of processor
-    and disk nobody else wants, and ends with its parent, whatever that has become.
+    and disk nobody else wants. It ends with its parent, whatever that has become, unless the
+    process `heir` adopts it then.
     """
     by_rank = [
         [(str(directory / e.path), e.size) for e in manifest.files_for([rank]) if e.rank == rank]
@@ -50,13 +51,13 @@ def start(directory: Path, manifest: Manifest, ranks: Sequence[int]) -> int | No
     ]
     if all(map(_seems_cached, _spread([file for files in by_rank for file in files]))):
         return None
-    parent = os.getpid()
+    parents = (os.getpid(), heir)
     try:
         pid = os.fork()
     except OSError:
         # No process is to be had; vLLM will say so itself, if it needs one.
         return None
-    return pid or _read(by_rank, parent)
+    return pid or _read(by_rank, parents)
 
 
 def order(by_rank: Sequence[Sequence[tuple[str, int]]]) -> Iterator[Stretch]:
@@ -105,14 +106,14 @@ def _seems_cached(file: tuple[str, int]) -> bool:
     return True
 
 
-def _read(by_rank: Sequence[Sequence[tuple[str, int]]], parent: int) -> NoReturn:
+def _read(by_rank: Sequence[Sequence[tuple[str, int]]], parents: Collection[int]) -> NoReturn:
     """Be the process that reads. Nothing of it comes back into the code that was forked."""
     try:
         _step_aside()
         from entrypoint.headroom import free_bytes  # noqa: PLC0415 - the parent needs it not
 
         # vLLM's own memory comes out of the rest.
-        _read_all(within(order(by_rank), free_bytes() // 2), parent)
+        _read_all(within(order(by_rank), free_bytes() // 2), parents)
     finally:
         os._exit(0)
 
@@ -137,8 +138,8 @@ def _step_aside() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def _read_all(stretches: Iterator[Stretch], parent: int) -> None:
-    """Read everything once, until done or `parent` is gone.
+def _read_all(stretches: Iterator[Stretch], parents: Collection[int]) -> None:
+    """Read everything once, until done or none of `parents` is left.
 
     With a copy, though nobody wants it: to a virtual machine its host gives a page that a disk has
     written when a processor first touches it, and the loader is not to wait for that. Read ahead by
@@ -147,7 +148,7 @@ def _read_all(stretches: Iterator[Stretch], parent: int) -> None:
     opened: dict[str, int] = {}
     buffer = bytearray(BUFFER_BYTES)
     for stretch in stretches:
-        if os.getppid() != parent:
+        if os.getppid() not in parents:
             return
         if stretch.path not in opened:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -17,7 +17,7 @@ from entrypoint.options import emit, with_format, with_settings
 from entrypoint.start import is_off, settings_as_user
 from entrypoint.state import status as statuses
 from entrypoint.state.status import Status
-from entrypoint.supervise.notify import EXTENSION_SECONDS, STALL_SECONDS, notify
+from entrypoint.supervise.notify import PATIENCE, STALL_SECONDS, notify
 
 ASK_SECONDS: Final = 5.0
 POLL_SECONDS: Final = 0.3
@@ -181,10 +181,7 @@ class Teller:
 
 def tell_systemd(environ: Mapping[str, str], line: str, *, is_moving: bool) -> None:
     """Tell systemd the line, and while things move, to be patient."""
-    state = {"STATUS": line}
-    if is_moving:
-        state["EXTEND_TIMEOUT_USEC"] = str(EXTENSION_SECONDS * 1_000_000)
-    notify(environ, **state)
+    notify(environ, STATUS=line, **(PATIENCE if is_moving else {}))
 
 
 COMMANDS: Final[dict[str, click.Command]] = {

@@ -22,6 +22,12 @@ from typing import Any, Final
 from processes import RUN_SECONDS, Program, ProgramError
 
 FLAGS: Final = ("--enforce-eager", "--max-model-len", "512", "--dtype", "bfloat16")
+OWN_SHM: Final = (
+    *("unshare", "--mount", "--propagation", "private"),
+    *("sh", "-c", 'mount -t tmpfs shm /dev/shm && exec "$@"', "sh"),
+)
+"""Before a command, as root: gives it a /dev/shm of its own, where what is left can be seen."""
+
 POLL_SECONDS: Final = 0.1
 TOKENS: Final = 24
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})

@@ -6,7 +6,6 @@ Each dies with the process that made it, and not even a SIGBUS of one harms anot
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import json
@@ -22,9 +21,7 @@ from typing import Any, Final, NoReturn, Self
 
 from entrypoint.errors import ShardbootError
 from entrypoint.insight.findings import Rate
-
-_SET_PDEATHSIG: Final = 1
-"""prctl(2)"""
+from entrypoint.state import process
 
 _LINE: Final = 1 << 16
 
@@ -121,7 +118,7 @@ def become(act: Callable[[], object], on_bug: Callable[[str], None] = lambda _: 
 
 def die_with(parent: int) -> None:
     """Have the kernel kill this process once its parent is gone, however that ends."""
-    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    process.die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
 

@@ -1,8 +1,12 @@
-"""Whether a process that was noted earlier still runs: by its pid and by when it started."""
+"""Processes: whether one that was noted earlier still runs, and what becomes of orphans.
+
+A pid alone is reused; with when it started it is a name.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Final
@@ -13,6 +17,8 @@ _MAX_PID: Final = 1 << 22
 """The kernel's own bound (proc(5)); what a file says may be anything."""
 
 _MAX_DESCENT: Final = 4
+_SET_PDEATHSIG: Final = 1
+_SET_CHILD_SUBREAPER: Final = 36
 
 
 def host_boot() -> str:
@@ -59,6 +65,23 @@ def is_alive(pid: Json, start: Json) -> bool:
     except OSError:
         return False
     return False
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal once its parent is gone; exec keeps that."""
+    _prctl(_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent is gone, as pid 1 is."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    """prctl(2); what a kernel does not know changes nothing."""
+    import ctypes  # noqa: PLC0415 - milliseconds, and few processes need it
+
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _look(pid: int) -> tuple[bytes, int, int] | None:

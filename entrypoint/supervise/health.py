@@ -13,12 +13,7 @@ from entrypoint.health.check import check
 from entrypoint.state import status as statuses
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.status import Server, Status
-from entrypoint.supervise.notify import (
-    EXTENSION_SECONDS,
-    STALL_SECONDS,
-    notify,
-    watchdog_seconds,
-)
+from entrypoint.supervise.notify import PATIENCE, STALL_SECONDS, notify, patience
 
 TICK_SECONDS: Final = 0.2
 """Between two looks until it serves."""
@@ -41,7 +36,6 @@ class Health:
     def __init__(self, boot: Boot, environ: Mapping[str, str], hang_seconds: float) -> None:
         self.root, self.boot = boot.settings.state_dir, boot
         self.environ, self.hang_seconds = environ, hang_seconds
-        self.period = watchdog_seconds(environ)
         self.served_since: float | None = None
         self.answered = self.moved = time.monotonic()
         self.place: tuple[str, int] = ("", 0)
@@ -75,11 +69,16 @@ class Health:
         """Return the seconds until the next look."""
         return max(0.0, self.next - time.monotonic())
 
-    def look(self, server: int | None) -> None:
-        """Look if it is time; say what is new. `server` is vLLM's pid, once it has begun."""
+    def look(self, server: int | None, *, is_ending: bool) -> None:
+        """Look if it is time; say what is new. `server` is vLLM's pid, once it has begun.
+
+        `is_ending`: it was told to, and has only so much time for it.
+        """
         now = time.monotonic()
         if now < self.next:
             return
+        # Also where this look fails.
+        self.next = now + TICK_SECONDS
         status = statuses.read(self.root, self.boot.log.boot) or self.boot.status.status
         if server is not None and status.phase != "starting":
             # Where no status can be kept, the supervisor still knows.
@@ -96,7 +95,8 @@ class Health:
             self.answered = time.monotonic()
             if self.served_since is None:
                 self.served_since = self.answered
-        self._tell(standing.line, is_healthy=standing.is_healthy, now=now)
+        is_looked_after = is_ending or self.served_since is None or math.isfinite(self.hang_seconds)
+        self._tell(standing.line, is_healthy=standing.is_healthy, is_alive=is_looked_after, now=now)
         self.next = now + (TICK_SECONDS if self.served_since is None else self._steady())
 
     def _look_closely(self, status: Status) -> None:
@@ -109,23 +109,26 @@ class Health:
         self.is_lost = answer.status == UNAVAILABLE or self.misses >= MAX_MISSES
         if answer.is_ok:
             self.answered = time.monotonic()
-            self._tell(self.line, is_healthy=True, now=self.answered)
+            self._tell(self.line, is_healthy=True, is_alive=True, now=self.answered)
 
     def _steady(self) -> float:
         """Return how often to look at one that serves."""
-        wanted = math.isfinite(self.hang_seconds) or "NOTIFY_SOCKET" in self.environ
-        often = min(STEADY_TICK_SECONDS, (self.period or math.inf) / 3, self.hang_seconds / 3)
-        return often if wanted else math.inf
+        silence = patience(self.environ)
+        wanted = math.isfinite(self.hang_seconds) or math.isfinite(silence)
+        return min(STEADY_TICK_SECONDS, silence, self.hang_seconds / 3) if wanted else math.inf
 
-    def _tell(self, line: str, *, is_healthy: bool, now: float) -> None:
-        """Tell systemd: that it is ready, what it is at, to be patient, and that nothing hangs."""
+    def _tell(self, line: str, *, is_healthy: bool, is_alive: bool, now: float) -> None:
+        """Tell systemd: that it is ready, what it is at, to be patient, and that nothing hangs.
+
+        `is_alive`: whatever it does not do, the supervisor will see to it.
+        """
         state = {"STATUS": line} if line != self.line else {}
         self.line = line
         if is_healthy:
             state["READY"] = "1"
         elif self.served_since is None and now - self.moved < STALL_SECONDS:
-            state["EXTEND_TIMEOUT_USEC"] = str(EXTENSION_SECONDS * 1_000_000)
-        if self.period and (is_healthy or self.served_since is None):
+            state |= PATIENCE
+        if is_healthy or is_alive:
             state["WATCHDOG"] = "1"
         if state:
             notify(self.environ, **state)

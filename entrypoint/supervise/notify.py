@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
@@ -11,6 +12,7 @@ STALL_SECONDS: Final = 1800.0
 """What does not move for so long makes no progress; compiling a large model takes minutes."""
 
 EXTENSION_SECONDS: Final = 60
+PATIENCE: Final = {"EXTEND_TIMEOUT_USEC": str(EXTENSION_SECONDS * 1_000_000)}
 
 
 def notify(environ: Mapping[str, str], **state: str) -> None:
@@ -21,14 +23,23 @@ def notify(environ: Mapping[str, str], **state: str) -> None:
     import socket  # noqa: PLC0415 - only under systemd
 
     lines = "".join(f"{name}={value}\n" for name, value in state.items())
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, suppress(OSError):
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.settimeout(SEND_SECONDS)
         # In front, "@" stands for the NUL that begins an abstract name.
         place = "\0" + address[1:] if address[0] == "@" else address
         channel.sendto(lines.encode(), place)
 
 
-def watchdog_seconds(environ: Mapping[str, str]) -> float | None:
-    """Return how often systemd wants to hear of the service at least; None where it does not."""
+def be_patient(environ: Mapping[str, str], line: str) -> float:
+    """Tell systemd that nothing hangs; return after how many seconds it must hear so again."""
+    notify(environ, STATUS=line, WATCHDOG="1", **PATIENCE)
+    return patience(environ)
+
+
+def patience(environ: Mapping[str, str]) -> float:
+    """Return for how many seconds systemd may hear nothing; infinity where it never listens."""
+    if not environ.get("NOTIFY_SOCKET"):
+        return math.inf
     word = environ.get("WATCHDOG_USEC", "")
-    return int(word) / 1e6 if word.isdigit() and int(word) else None
+    watchdog = int(word) / 1e6 if word.isdigit() and int(word) else math.inf
+    return min(EXTENSION_SECONDS, watchdog) / 3

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -23,18 +24,26 @@ LOOK_SECONDS: Final = 10.0
 TAKE_SECONDS: Final = 300.0
 """For all imports, on a disk that is slow; then a server is started as ever."""
 
+AT_ONCE_SECONDS: Final = 0.2
+"""One that has imported vLLM forks within milliseconds."""
+
 MAX_PID_BYTES: Final = 32
 
 
 class Standby:
     """A process that has imported vLLM, or is at it; `ready` once it says so."""
 
-    def __init__(self, interpreter: str, environ: Mapping[str, str], notes: Path) -> None:
-        """Start one; its servers note in `notes` what it should import, too. Raises: OSError."""
+    def __init__(
+        self, interpreter: str, environ: Mapping[str, str], notes: Path, wish: str
+    ) -> None:
+        """Start one; its servers note in `notes` what it should import, too.
+
+        `wish`: whether to fork where that is untried (`yes`), or not (`auto`). Raises: OSError.
+        """
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [interpreter, "-P", "-m", PROGRAM, str(theirs.fileno()), str(notes)],
+                [interpreter, "-P", "-m", PROGRAM, str(theirs.fileno()), str(notes), wish],
                 pass_fds=[theirs.fileno()],
                 env=dict(environ),
                 process_group=0,
@@ -102,31 +111,33 @@ class StandbySeat(Seat):
         self.channel, self.told, self.log = channel, told, log
         self.connection: socket.socket | None = None
         self.pid = 0
+        # What a boot leaves behind the supervisor adopts.
+        self.heir = os.getppid()
 
-    def take(self) -> int:
+    def take(self, waits: Callable[[str], None]) -> int:
         """Have the standby fork, and wait until it has; it may still be importing."""
         if self.channel is None:
-            return super().take()
+            return super().take(waits)
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 socket.send_fds(self.channel, [FORK], [theirs.fileno(), *_kept()])
-            except OSError as error:
-                return self._without(error.strerror or "")
+            except OSError:
+                # It has ended; the supervisor says so, and why.
+                return super().take(waits)
+        if not select.select([ours], [], [], AT_ONCE_SECONDS)[0]:
+            waits("for the standby, which imports vLLM")
         ours.settimeout(TAKE_SECONDS)
         try:
             line = ours.recv(MAX_PID_BYTES)
         except OSError as error:
-            return self._without(str(error))
+            self.log.line("standby.lost", f"vLLM is started as without a standby: {error}")
+            return super().take(waits)
         ours.settimeout(None)
         if not line.strip().isdigit():
-            return self._without("it ended")
+            return super().take(waits)
         self.connection, self.pid = ours, int(line)
         return self.pid
-
-    def _without(self, why: str) -> int:
-        self.log.line("standby.lost", f"vLLM is started as without a standby: {why}")
-        return super().take()
 
     def become(
         self, path: str, arguments: Sequence[str], environ: Mapping[str, str], umask: int | None

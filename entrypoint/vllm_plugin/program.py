@@ -8,19 +8,16 @@ kill the whole process group at any time.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from entrypoint.errors import ShardbootError
+from entrypoint.state import process
 from entrypoint.vllm_plugin.resolve import RejectedError
-
-PR_SET_PDEATHSIG = 1
 
 Answer = dict[str, Any]
 
@@ -30,7 +27,7 @@ def run(do: Callable[[dict[str, Any]], Answer], *, rejected: str) -> NoReturn:
 
     `rejected` is the reason code for words that vLLM does not accept.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    process.die_with_parent()
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     request: dict[str, Any] = json.load(sys.stdin)

@@ -1,18 +1,17 @@
 """The standby: a process that has imported vLLM, and forks servers as often as it is told to.
 
-    python -P -m entrypoint.vllm_plugin.standby SOCKET_FD NOTES
+    python -P -m entrypoint.vllm_plugin.standby SOCKET_FD NOTES yes|auto
 
 It says on the socket when it is ready, or what stands against forking it, as one JSON object a
 message; at the word `look` it says so again, and whether it is still what is installed. At `learn`
 it imports what its servers have noted in the file NOTES, if that is harmless. At `fork` it forks:
 the descriptors that came with the word are the fork's, and the first of them is a connection, on
 which that says its pid, and reads what to serve. It is no child of the standby: the nearest reaper
-above adopts it at once.
+above adopts it at once. `auto`: not where forks have not been tried, which is then what it says.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -26,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from entrypoint.state import process
 from entrypoint.vllm_plugin import forking, learned, preload
 
 MODULES: Final = (
@@ -45,7 +45,6 @@ MODULES: Final = (
 """What every server imports; names that another version has not are passed over."""
 
 MAX_DESCRIPTORS: Final = 64
-PR_SET_PDEATHSIG: Final = 1
 ADOPTION_SECONDS: Final = 0.001
 """Between two looks whether the process between is gone, which has nothing else to do."""
 
@@ -55,10 +54,10 @@ Stamp = tuple[int, int]
 class Standby:
     """What has been imported, from which files, and the socket that orders come from."""
 
-    def __init__(self, channel: socket.socket, notes: Path) -> None:
+    def __init__(self, channel: socket.socket, notes: Path, before: Mapping[str, str]) -> None:
+        """`before` is the environment that vLLM's imports have not yet changed."""
         self.channel, self.notes = channel, notes
         self.imported: dict[str, Stamp | None] = {}
-        before = dict(os.environ)
         learned.import_all(MODULES)
         with suppress(ImportError):
             # It looks for its place in memory once; it is not there once the environment changed.
@@ -66,7 +65,7 @@ class Standby:
         self._learn()
         # vLLM sets some when it is imported, for all its processes; a fork imports it no more.
         self.added = {n: v for n, v in os.environ.items() if before.get(n) != v}
-        self._say("", forking.obstacle())
+        say(channel, "", forking.obstacle())
 
     def _learn(self) -> None:
         """Import what servers have noted; remember which files all of it came from."""
@@ -91,18 +90,15 @@ class Standby:
             if not order:
                 os._exit(0)
             if order == b"look":
-                self._say("look", self._changed())
+                say(self.channel, "look", self._changed())
             elif order == b"learn":
                 self._learn()
-                self._say("learn", forking.obstacle())
+                say(self.channel, "learn", forking.obstacle())
             elif _is_fork():
                 self.channel.close()
                 return descriptors
             for descriptor in descriptors:
                 os.close(descriptor)
-
-    def _say(self, order: str, obstacle: str) -> None:
-        self.channel.send(json.dumps({"to": order, "obstacle": obstacle}).encode())
 
     def _changed(self) -> str:
         """Tell which file of what was imported is another one now, as after an upgrade."""
@@ -110,6 +106,19 @@ class Standby:
             if _stamp(path) != stamp:
                 return f"{path} was changed since it was imported"
         return ""
+
+
+def say(channel: socket.socket, order: str, obstacle: str) -> None:
+    """Answer an order: whether anything stands against a fork."""
+    channel.send(json.dumps({"to": order, "obstacle": obstacle}).encode())
+
+
+def untried() -> str:
+    """Say that nobody has forked vLLM on this platform yet, if so; before all is imported."""
+    platform: Any = importlib.import_module("vllm.platforms").current_platform
+    if platform.is_cpu():
+        return ""
+    return f"forks are untried on {platform.device_type}; --single-import yes has them"
 
 
 def _stamp(path: str) -> Stamp | None:
@@ -139,7 +148,7 @@ def become(descriptors: list[int], notes: Path, added: Mapping[str, str]) -> Non
     # Not a session of its own: the kernel would schedule it as a group apart (sched(7), autogroup).
     os.setpgid(0, 0)
     # The supervisor has adopted it, and nothing is to serve on when that is gone.
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    process.die_with_parent(signal.SIGTERM)
     for held in descriptors[1:]:
         os.set_inheritable(held, True)
     with socket.socket(fileno=descriptors[0]) as connection:
@@ -166,8 +175,11 @@ def main() -> None:
     preload.ensure()
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
-    notes = Path(sys.argv[2])
-    standby = Standby(channel, notes)
+    notes, before = Path(sys.argv[2]), dict(os.environ)
+    if sys.argv[3] == "auto" and (why := untried()):
+        say(channel, "", why)
+        return
+    standby = Standby(channel, notes, before)
     become(standby.wait_for_orders(), notes, standby.added)
     vllm: Any = importlib.import_module("vllm.entrypoints.cli.main")
     sys.exit(vllm.main())

@@ -15,16 +15,21 @@ from typing import Final, Self
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
+from crashing import FOR_EVER, Crashes, Held
 from killing import PARTS, part, wait_for_another
 from models import make_model
 from page_cache import cached, evict
 from processes import Program, ProgramError, descendants, end, run
-from serving import FLAGS, Server, decision, environment
+from serving import FLAGS, OWN_SHM, Server, decision, environment
 
 from entrypoint.state.ledger import Ledger
 
 __all__ = [
+    "FOR_EVER",
+    "OWN_SHM",
     "PARTS",
+    "Crashes",
+    "Held",
     "Program",
     "ProgramError",
     "Room",
@@ -41,8 +46,6 @@ __all__ = [
 
 BIN: Final = Path(sys.executable).parent
 WEIGHTS: Final = re.compile(r"Loading weights took ([\d.]+) seconds")
-OWN_SHM: Final = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
-OWN_SHM_SCRIPT: Final = 'mount -t tmpfs shm /dev/shm && exec "$@"'
 
 
 class Room:
@@ -88,7 +91,7 @@ class Room:
         self, program: str, words: Sequence[str], environ: Mapping[str, str] | None = None
     ) -> Server:
         """Start a server, with a /dev/shm of its own: nobody cleans up after a kill."""
-        command = [*OWN_SHM, OWN_SHM_SCRIPT, "sh", str(BIN / program), "serve", *words]
+        command = [*OWN_SHM, str(BIN / program), "serve", *words]
         return Server(command, self.environ | dict(environ or {}), self.directory / "server.log")
 
     def loaded(self, server: Server) -> float | None:

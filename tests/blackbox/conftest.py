@@ -22,6 +22,16 @@ def port(house: House) -> int:
     return free_port()
 
 
+@pytest.fixture
+def saved(house: House) -> House:
+    """A house whose boots are hits, and whose servers answer."""
+    house.serve()
+    house.wait_for("serve")
+    house.rules(serve={"answers": 200})
+    (house.root / "calls").write_text("")
+    return house
+
+
 @pytest.fixture(scope="session")
 def everybodys_python() -> Iterator[str]:
     with open_python() as python:

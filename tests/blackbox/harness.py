@@ -45,6 +45,18 @@ if os.environ.get("SLOW_READS"):
     os.preadv = preadv
 """
 
+SLOW_AHEAD = """\
+import os, time
+if os.environ.get("SLOW_AHEAD"):
+    real = os.preadv
+    def preadv(*words):
+        with open("/proc/self/comm") as name:
+            if name.read().strip() == "shardboot-ahead":
+                time.sleep(1000)
+        return real(*words)
+    os.preadv = preadv
+"""
+
 
 @dataclass(frozen=True)
 class Boot:
@@ -225,11 +237,18 @@ class House:
 
     def slow_reads(self) -> dict[str, str]:
         """Return variables that make a copy tell `reading` after a while, and hang."""
+        return self._inject(SLOW_READS) | {"SLOW_READS": str(self.root / "events")}
+
+    def slow_ahead(self) -> dict[str, str]:
+        """Return variables that make what reads ahead hang."""
+        return self._inject(SLOW_AHEAD) | {"SLOW_AHEAD": "yes"}
+
+    def _inject(self, code: str) -> dict[str, str]:
+        """Return variables that have every Python run this at its start."""
         injected = self.root / "injected"
         injected.mkdir(exist_ok=True)
-        (injected / "sitecustomize.py").write_text(SLOW_READS)
-        path = f"{injected}:{self.environ['PYTHONPATH']}"
-        return {"PYTHONPATH": path, "SLOW_READS": str(self.root / "events")}
+        (injected / "sitecustomize.py").write_text(code)
+        return {"PYTHONPATH": f"{injected}:{self.environ['PYTHONPATH']}"}
 
     def shared_copy(self) -> None:
         """Put the checkpoint of this house into the shared store, and forget it here."""

@@ -3,7 +3,7 @@
     stub_vllm.py HOUSE -P …/resolve.py FD                      how it reads the words
     stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.save FD    a save: real shard files, no vLLM
     stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.tune FD    what a tuning child notes, told it
-    stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.standby FD NOTES  the real standby, of this stub
+    stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.standby FD NOTES WISH  the real one, of it
     stub_vllm.py HOUSE …/bin/vllm serve WORD…                  dumps what it was given, and ends;
                                                                or answers HTTP until stdin ends
 
@@ -259,8 +259,9 @@ def serve(words: list[str], rules: dict[str, Any]) -> None:
 
         reap_reader()
     if rules.get("orphan"):
-        # In the server's session, as vLLM's workers are.
-        orphan = subprocess.Popen(["sleep", "1000"])
+        # In the server's session, as vLLM's workers are, if not told otherwise.
+        leaves = rules["orphan"] == "in a session of its own"
+        orphan = subprocess.Popen(["sleep", "1000"], start_new_session=leaves)
         (HOUSE / "orphan").write_text(str(orphan.pid))
     if rules.get("stay"):
         tell("staying")
@@ -310,6 +311,9 @@ def stand_by(told: list[str], mine: dict[str, Any]) -> None:
         print(mine["print"], flush=True)
     if "exit" in mine:
         os._exit(mine["exit"])
+    if "gate" in mine:
+        # Nobody is through before somebody opens it.
+        (HOUSE / "gate").read_text()
     vllm: Any = types.ModuleType("vllm.entrypoints.cli.main")
     vllm.main = lambda: serve(sys.argv, rules_now().get("serve", {}))
     utils: Any = types.ModuleType("vllm.utils.system_utils")
@@ -317,9 +321,14 @@ def stand_by(told: list[str], mine: dict[str, Any]) -> None:
     vllm.__file__ = str(HOUSE / "vllm.py")
     with contextlib.suppress(OSError):
         (HOUSE / "vllm.py").touch()
+    platforms: Any = types.ModuleType("vllm.platforms")
+    device = mine.get("device", "cpu")
+    platforms.current_platform = types.SimpleNamespace(
+        device_type=device, is_cpu=lambda: device == "cpu"
+    )
     package = types.ModuleType("vllm")
     package.__spec__ = ModuleSpec("vllm", None)
-    sys.modules |= {m.__name__: m for m in (package, vllm, utils)}
+    sys.modules |= {m.__name__: m for m in (package, vllm, utils, platforms)}
     sys.argv = ["standby", *told]
     standby.main()
 
@@ -335,7 +344,7 @@ def main() -> None:
     if words[0] != "-P":
         serve(words, rules.get("serve", {}))
     if "entrypoint.vllm_plugin.standby" in words:
-        stand_by(words[-2:], rules.get("standby", {}))
+        stand_by(words[-3:], rules.get("standby", {}))
     descriptor = int(words[-1])
     os.set_inheritable(descriptor, False)
     request = json.load(sys.stdin)

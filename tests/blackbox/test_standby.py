@@ -2,69 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from blackbox.harness import House, is_gone
+from blackbox.standing_by import (
+    children,
+    ends,
+    parent,
+    server_of,
+    supervised,
+    wait_for_server,
+)
+from blackbox.watching import health
+from page_cache import cached, evict
 from processes import descendants
-from serving import free_port
-
-from entrypoint.supervise import family
-
-
-@contextmanager
-def supervised(house: House, *words: object) -> Iterator[subprocess.Popen[str]]:
-    """Serve on a hit, under a supervisor that is stopped at the end, if it still runs."""
-    at_once = ("--standby", "--restart-delay", "0")
-    port = ("--port", free_port())
-    process = house.start("serve", *at_once, *words, house.model, "-tp", 2, *port)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        if process.stdout is not None and not process.stdout.closed:
-            house.finish(process)
-
-
-def server_of(house: House) -> dict[str, Any]:
-    """Return what the latest server has seen of itself."""
-    pid = house.attempts[-1]["pid"]
-    found: dict[str, Any] = json.loads((house.root / "dumps" / f"{pid}.json").read_text())
-    return found
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def ends(house: House) -> list[int]:
-    return [entry["status"] for entry in house.ledger if entry["event"] == "ended"]
-
-
-def wait_for_server(house: House, event: str = "listening") -> int:
-    house.wait_for(event)
-    if event == "listening":
-        assert house.run("wait").status == 0
-    pid: int = house.attempts[-1]["pid"]
-    return pid
-
-
-@pytest.fixture
-def saved(house: House) -> House:
-    """A house whose boots are hits, and whose servers answer."""
-    house.serve()
-    house.wait_for("serve")
-    house.rules(serve={"answers": 200})
-    (house.root / "calls").write_text("")
-    return house
 
 
 def test_the_server_is_a_fork_of_the_standby_and_the_supervisors_child(saved: House) -> None:
@@ -125,15 +79,31 @@ def test_hup_stops_the_server_and_starts_the_next_one(saved: House) -> None:
         assert ends(saved) == [signal.SIGTERM]
 
 
-def test_what_a_dead_server_left_running_is_gone_before_the_next_start(saved: House) -> None:
-    saved.rules(serve={"answers": 200, "orphan": True})
+@pytest.mark.parametrize("orphan", ["in its group", "in a session of its own"])
+def test_what_a_dead_server_left_running_is_gone_before_the_next_start(
+    saved: House, orphan: str
+) -> None:
+    saved.rules(serve={"answers": 200, "orphan": orphan})
     with supervised(saved):
         server = wait_for_server(saved)
-        orphan = int((saved.root / "orphan").read_text())
-        assert family.members(server) == sorted([server, orphan])
+        left = int((saved.root / "orphan").read_text())
+        assert (os.getpgid(left) == server) == (orphan == "in its group")
         os.kill(server, signal.SIGKILL)
         wait_for_server(saved)
-        assert is_gone(orphan)
+        assert is_gone(left)
+
+
+def test_children_from_before_the_supervisor_are_none_of_a_servers(saved: House) -> None:
+    before = saved.root / "before"
+    script = f'sleep 1000 <&- >/dev/null 2>&1 & echo $! >{before}; exec "$@"'
+    with supervised(saved, prefix=("sh", "-c", script, "sh")) as process:
+        server = wait_for_server(saved)
+        child = int(before.read_text())
+        assert parent(child) == process.pid
+        os.kill(server, signal.SIGKILL)
+        wait_for_server(saved)
+        assert not is_gone(child)
+    os.kill(child, signal.SIGKILL)
 
 
 def test_nothing_is_left_when_the_supervisor_has_ended(saved: House) -> None:
@@ -144,11 +114,6 @@ def test_nothing_is_left_when_the_supervisor_has_ended(saved: House) -> None:
     assert is_gone(server)
     assert is_gone(standby)
     assert is_gone(int((saved.root / "orphan").read_text()))
-
-
-def children(pid: int) -> list[int]:
-    # /proc/PID/task/PID/children leaves some out while one of them exits.
-    return [child for child in descendants(pid) if parent(child) == pid]
 
 
 def test_without_a_standby_that_can_be_had_servers_are_started_as_ever(saved: House) -> None:
@@ -163,6 +128,66 @@ def test_without_a_standby_that_can_be_had_servers_are_started_as_ever(saved: Ho
         process.terminate()
         boot = saved.finish(process)
     assert "standby.lost" in boot.events
+
+
+def test_who_wants_no_forks_gets_none(saved: House) -> None:
+    with supervised(saved, "--single-import", "no") as process:
+        wait_for_server(saved)
+        assert server_of(saved)["signals"]
+        assert saved.calls == ["serve"]
+        process.terminate()
+        boot = saved.finish(process)
+    assert boot.events.count("standby.lost") == 1
+    assert "--single-import no" in boot.stderr
+
+
+def test_where_forks_are_untried_they_must_be_asked_for(saved: House) -> None:
+    saved.rules(serve={"answers": 200}, standby={"device": "cuda"})
+    with supervised(saved) as process:
+        wait_for_server(saved)
+        assert server_of(saved)["signals"]
+        process.terminate()
+        boot = saved.finish(process)
+    assert boot.events.count("standby.lost") == 1
+    assert "forks are untried on cuda; --single-import yes has them" in boot.stderr
+    with supervised(saved, "--single-import", "yes"):
+        wait_for_server(saved)
+        assert not server_of(saved)["signals"]
+
+
+def test_a_boot_that_waits_for_the_standby_says_so(saved: House) -> None:
+    os.mkfifo(saved.root / "gate")
+    saved.rules(serve={"answers": 200}, standby={"gate": True})
+    with supervised(saved):
+        found = health(saved)[1]
+        while found["phase"] != "waiting":
+            found = health(saved)[1]
+        assert found["text"] == "for the standby, which imports vLLM"
+        (saved.root / "gate").write_text("")
+        wait_for_server(saved)
+    phases = [each["phase"] for each in saved.attempts[-1]["phases"]]
+    assert phases == ["deciding", "waiting"]
+
+
+def test_what_reads_ahead_outlives_the_boot_and_not_the_server(saved: House) -> None:
+    saved.rules()
+    saved.serve()  # headers are looked at, once
+    saved.rules(serve={"answers": 200})
+    for path in saved.local.glob("*/*.safetensors"):
+        evict(path)
+        if cached(path):
+            pytest.skip("files stay in memory here")
+    with supervised(saved, **saved.slow_ahead()) as process:
+        server = wait_for_server(saved)
+        (reader,) = [pid for pid in descendants(process.pid) if name(pid) == "shardboot-ahead"]
+        assert parent(reader) == process.pid
+        os.kill(server, signal.SIGKILL)
+        wait_for_server(saved)
+        assert is_gone(reader)
+
+
+def name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def test_a_fork_that_dies_before_any_has_served_ends_the_standby(saved: House) -> None:

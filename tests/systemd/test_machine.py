@@ -174,6 +174,45 @@ def test_with_a_standby_a_crash_is_no_business_of_systemds(node: Machine) -> Non
     assert node.attempts() == ["save: local.absent", "local.hit", "local.hit"]
 
 
+@pytest.fixture
+def standby(node: Machine) -> Machine:
+    """A machine whose servers have a standby, and whose systemd wants to hear of them."""
+    node.type(f"""
+        install -m 644 -D scripts/systemd/standby.conf /etc/systemd/system/{UNIT}.service.d/a.conf
+    """)
+    drop_in(node, "WatchdogSec=3s")
+    return node
+
+
+def test_with_a_standby_a_server_that_hangs_is_replaced_and_a_reboot_serves_again(
+    standby: Machine,
+) -> None:
+    start(standby, "SHARDBOOT_HANG_TIMEOUT=1s")
+    supervisor = standby.show()["MainPID"]
+    hangs = standby.server()
+    standby.type(f"kill -STOP {hangs}")
+    standby.server(but=hangs)
+    shown = standby.wait_until(StatusText="serving: local on ")
+    assert (shown["MainPID"], shown["NRestarts"]) == (supervisor, "0")
+    assert hangs not in standby.processes()
+    assert "(it hung)" in standby.log()
+    standby.reboot()
+    standby.wait_until(ActiveState="active")
+    assert standby.attempts() == ["save: local.absent", "local.hit", "local.hit"]
+
+
+def test_with_a_standby_what_hangs_is_systemds_to_start_again_if_nobody_else_is_to(
+    standby: Machine,
+) -> None:
+    start(standby)
+    before = standby.processes()
+    standby.type(f"kill -STOP {standby.server()}")
+    shown = standby.wait_until(ActiveState="active", NRestarts="1", StatusText="serving: local on ")
+    assert "Watchdog timeout" in standby.log()
+    assert not set(before) & set(standby.processes())
+    assert shown["Result"] == "success"
+
+
 def test_a_stop_during_a_copy_is_a_clean_end_and_the_next_start_goes_on(node: Machine) -> None:
     start(node)
     node.type(f"chown vllm {SHARED}; {OPT}/bin/shardboot push --shared {SHARED} {MODEL} -tp 8")

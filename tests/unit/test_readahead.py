@@ -49,7 +49,7 @@ if os.fork() == 0:
         yield stretch
         os.write(there, b"1")
         yield from itertools.repeat(stretch)
-    _read_all(tells(), parent)
+    _read_all(tells(), [parent])
     os._exit(0)
 os.read(here, 1)
 """

@@ -9,20 +9,24 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from crashing import FOR_EVER, Crashes
 from killing import PARTS, listener, part, wait_for_another
 from models import make_model
 from processes import descendants, run
-from serving import FLAGS, Server, environment
+from serving import FLAGS, OWN_SHM, Server, environment
 
 from entrypoint.state.ledger import Ledger
 
 pytestmark = pytest.mark.vllm
 
 PROMPT: Final = "The first word"
-OWN_SHM: Final = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
-OWN_SHM_SCRIPT: Final = 'mount -t tmpfs shm /dev/shm && exec "$@"'
 MAX_RESIDENT: Final = 30 * 1024
 """KiB, of the supervisor."""
+
+CRASHES: Final = 8
+"""`scripts/bench/crashes` is for more."""
+
+SEED: Final = 7
 
 
 class Node:
@@ -45,7 +49,7 @@ class Node:
 
     def serve(self, *options: str) -> Server:
         """Start a server whose /dev/shm is its own, so that what is left there can be seen."""
-        command = [*OWN_SHM, OWN_SHM_SCRIPT, "sh", self.shardboot, "serve", *options, *self.words]
+        command = [*OWN_SHM, self.shardboot, "serve", *options, *self.words]
         return Server(command, self.environ, self.room / "server.log")
 
 
@@ -90,6 +94,18 @@ def test_whatever_part_is_killed_the_next_server_is_a_fork_and_answers_alike(nod
     ends = [e for e in Ledger(node.room / "state").entries() if e.get("event") == "ended"]
     assert [e["told"] for e in ends] == [False, False, False, True]
     assert ends[0]["status"] == 128 + signal.SIGKILL
+
+
+def test_whenever_and_whatever_is_killed_it_comes_back_and_holds_no_more(node: Node) -> None:
+    with node.serve("--standby", *FOR_EVER) as server:
+        crashes = Crashes(server, node.model, node.room / "state", SEED)
+        before = crashes.held()
+        print(f"seed {SEED}: {before}")
+        crashes.run(CRASHES, print)
+        after = crashes.held()
+        print(after)
+        assert after[:4] == before[:4]
+        assert after.supervisor_rss < MAX_RESIDENT
 
 
 def facts(server: Server, title: str, pid: int) -> dict[str, str]:

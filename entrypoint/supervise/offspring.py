@@ -1,10 +1,15 @@
-"""The processes of a server: all of its group, and what they would leave behind in memory."""
+"""The processes of a server: all that descend from the supervisor, and what they share in memory.
+
+A process group would not do: children leave it. But whoever loses its parent is adopted by the
+supervisor, so that nothing that a server has started is lost from sight.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -13,46 +18,39 @@ PROC: Final = Path("/proc")
 SHM: Final = re.compile(r"/dev/shm/(psm_|vllm_dist_)[^/]*")  # noqa: S108 - nothing is made there
 """How Python and vLLM name segments that they share; what else lies there is somebody's files."""
 
-PR_SET_PDEATHSIG: Final = 1
-PR_SET_CHILD_SUBREAPER: Final = 36
 
+def of(parent: int, but: Collection[int] = ()) -> list[int]:
+    """Return the pids of all that descend from a process and still run (proc(5)).
 
-def adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parent is gone, as pid 1 is (prctl(2))."""
-    import ctypes  # noqa: PLC0415 - only under a supervisor
-
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def die_with_parent() -> None:
-    """Have this process told to stop when its parent is gone; exec keeps that (prctl(2))."""
-    import ctypes  # noqa: PLC0415 - as above
-
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-def members(group: int) -> list[int]:
-    """Return the pids of a process group that still run (proc(5))."""
-    found = []
+    Neither those of `but` nor what descends from them. Raises: OSError where nobody can tell.
+    """
+    children: dict[int, list[int]] = {}
+    over: set[int] = set()
     for name in os.listdir(PROC):
         if name.isdigit():
-            with suppress(OSError, IndexError, ValueError):
+            # It may end between two looks.
+            with suppress(FileNotFoundError, ProcessLookupError):
                 fields = (PROC / name / "stat").read_bytes().rpartition(b")")[2].split()
+                children.setdefault(int(fields[1]), []).append(int(name))
                 # A zombie whose threads still run has let go of nothing yet.
-                is_over = fields[0] in (b"Z", b"X") and len(os.listdir(PROC / name / "task")) < 2  # noqa: PLR2004
-                if int(fields[2]) == group and not is_over:
-                    found.append(int(name))
-    return found
+                if fields[0] in (b"Z", b"X") and len(os.listdir(PROC / name / "task")) < 2:  # noqa: PLR2004
+                    over.add(int(name))
+    found, parents = list[int](), [parent]
+    while parents:
+        born = [child for child in children.get(parents.pop(), ()) if child not in but]
+        parents += born
+        found += [child for child in born if child not in over]
+    return sorted(found)
 
 
-def kill(group: int) -> None:
-    """Send SIGKILL to all of a process group."""
-    for pid in members(group):
-        with suppress(ProcessLookupError):
+def kill(pids: Iterable[int]) -> None:
+    """Send SIGKILL to each; who is gone, or is another user's, is passed over."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
-def watch(pids: list[int]) -> set[int]:
+def watch(pids: Iterable[int]) -> set[int]:
     """Return a descriptor for each that becomes readable when that process ends (pidfd_open(2))."""
     found = set()
     for pid in pids:
@@ -61,7 +59,7 @@ def watch(pids: list[int]) -> set[int]:
     return found
 
 
-def shared_memory(pids: list[int]) -> set[str]:
+def shared_memory(pids: Iterable[int]) -> set[str]:
     """Return the files of /dev/shm that these processes have mapped, by their paths (proc(5))."""
     found: set[str] = set()
     for pid in pids:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entrypoint.supervise.verdict import GAVE_UP, Again, End, GiveUp, follow
+from entrypoint.supervise.restart import GAVE_UP, Again, End, GiveUp, follow
 
 CRASH = End(status=139, served=None, began=True)
 
@@ -35,6 +35,11 @@ def test_who_has_served_for_a_while_begins_a_new_row(served: float | None, numbe
 def test_a_boot_that_never_came_to_vllm_is_not_repeated() -> None:
     refused = End(status=31, served=None, began=False)
     assert follow(refused, 0, 10, 60.0) == GiveUp(31, "the boot ended with 31 before it served")
+
+
+def test_a_boot_that_was_killed_had_nothing_to_say_and_is_repeated() -> None:
+    killed = End(status=137, served=None, began=False)
+    assert follow(killed, 0, 10, 60.0) == Again(0.0, 1)
 
 
 def test_vllm_ends_with_0_when_a_worker_has_died_and_is_started_again() -> None:

@@ -58,9 +58,10 @@ def follow(end: End, row: int, most: int, longest: float) -> Again | GiveUp:
 
     The first restart is at once, the others after 2, 4, 8 … seconds, `longest` at most. After
     `most` in a row, 0 for no limit, it is given up.
-    A boot that did not come to vLLM has said what must be mended: no restart mends it.
+    A boot that did not come to vLLM has said what must be mended: no restart mends it. One that a
+    signal has ended could say nothing.
     """
-    if not end.began:
+    if not end.began and end.status <= 128:  # noqa: PLR2004 - as shells count
         return GiveUp(end.status, end.text)
     number = 1 if end.was_steady else row + 1
     if most and number > most:

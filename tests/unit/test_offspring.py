@@ -1,0 +1,38 @@
+"""The processes of a server, whatever group or session they are in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from entrypoint.supervise import offspring
+
+SCRIPT = "setsid sleep 1000 <&- 2>&- & echo $!; exec >&-; wait"
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[int, int]]:
+    """The pids of a process, and of its child in a session of its own."""
+    with subprocess.Popen(["sh", "-c", SCRIPT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        yield parent.pid, child
+        offspring.kill([parent.pid, child])
+
+
+def test_all_that_descends_is_found_but_for_what_is_spared(two: tuple[int, int]) -> None:
+    parent, child = two
+    assert offspring.of(parent) == [child]
+    assert {parent, child} <= set(offspring.of(os.getpid()))
+    assert offspring.of(parent, {child}) == []
+    assert not {parent, child} & set(offspring.of(os.getpid(), {parent}))
+
+
+def test_who_waits_to_be_reaped_runs_no_more(two: tuple[int, int]) -> None:
+    parent, _ = two
+    offspring.kill([parent])
+    os.waitid(os.P_PID, parent, os.WEXITED | os.WNOWAIT)
+    assert parent not in offspring.of(os.getpid())
