@@ -38,6 +38,7 @@ __all__ = [
     "descendants",
     "drop_page_cache",
     "end",
+    "evict",
     "parser",
     "part",
     "prepare",
