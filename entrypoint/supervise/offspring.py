@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Final
 
 PROC: Final = Path("/proc")
-SHM: Final = re.compile(r"/dev/shm/(psm_|vllm_dist_)[^/]*")  # noqa: S108 - nothing is made there
+SHM: Final = Path("/dev/shm")  # noqa: S108 - nothing is made there
+SEGMENT: Final = re.compile(rf"{SHM}/(psm_|vllm_dist_)[^/]*")
 """How Python and vLLM name segments that they share; what else lies there is somebody's files."""
+
+TRACKER: Final = b"multiprocessing.resource_tracker"
+"""Python's own, which removes segments when all who knew of them are gone, and then ends."""
 
 
 def of(parent: int, but: Collection[int] = ()) -> list[int]:
@@ -50,6 +54,13 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def is_tracker(pid: int) -> bool:
+    """Tell whether a process is Python's that clears up after others."""
+    with suppress(OSError):
+        return TRACKER in (PROC / str(pid) / "cmdline").read_bytes()
+    return False
+
+
 def watch(pids: Iterable[int]) -> set[int]:
     """Return a descriptor for each that becomes readable when that process ends (pidfd_open(2))."""
     found = set()
@@ -59,6 +70,13 @@ def watch(pids: Iterable[int]) -> set[int]:
     return found
 
 
+def segments() -> frozenset[str]:
+    """Return the files of /dev/shm, whosesoever they are."""
+    with suppress(OSError):
+        return frozenset(os.listdir(SHM))
+    return frozenset()
+
+
 def shared_memory(pids: Iterable[int]) -> set[str]:
     """Return the files of /dev/shm that these processes have mapped, by their paths (proc(5))."""
     found: set[str] = set()
@@ -66,7 +84,7 @@ def shared_memory(pids: Iterable[int]) -> set[str]:
         with suppress(OSError):
             for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
                 fields = line.split(maxsplit=5)
-                if SHM.fullmatch(fields[-1]):
+                if SEGMENT.fullmatch(fields[-1]):
                     found.add(fields[-1])
     return found
 

@@ -32,6 +32,9 @@ CLEAR_SECONDS: Final = 5.0
 CLEAR_TICK_SECONDS: Final = 0.1
 """Between two looks at what SIGKILL has not yet ended."""
 
+TRACKER_SECONDS: Final = 1.0
+"""For what clears up after the others to end by itself."""
+
 STUMBLE_SECONDS: Final = 1.0
 
 
@@ -128,13 +131,14 @@ class Supervisor:
             return
         pid = server.pid if server.began else None
         server.health.look(pid, is_ending=self.killing_at < math.inf)
-        if not server.is_seen and server.health.served_since is not None:
-            server.see(offspring.of(self.this.pid, self._not_its()))
+        was_seen = server.is_seen
+        server.see(self._left)
+        if server.is_seen and not was_seen:
             self.spare.learn_later()
         self.spare.learn()
         if why := self._must_go(server):
             self.killing_at, server.cause = math.inf, why
-            self._kill(server)
+            self._kill(server, spares_trackers=True)
 
     def _must_go(self, server: Watched) -> str:
         """Say why the server must be ended, if it must."""
@@ -154,26 +158,30 @@ class Supervisor:
         with suppress(ProcessLookupError):
             os.kill(server.pid, signal.SIGTERM if number == signal.SIGHUP else number)
 
-    def _not_its(self) -> set[int]:
-        """Return the children that are none of a server's processes, nor are theirs."""
-        return self.spare.pids | self.spared
+    def _left(self) -> list[int]:
+        """Return what runs of the server: all that descends from here but what was here before it.
 
-    def _kill(self, server: Watched) -> list[int] | None:
-        """Kill the server with all its processes; return who is left, None if nobody can tell."""
+        Raises: OSError where nobody can tell.
+        """
+        return offspring.of(self.this.pid, self.spare.pids | self.spared)
+
+    def _kill(self, server: Watched, *, spares_trackers: bool) -> list[int]:
+        """Kill the server with all its processes; return who is left, itself if nobody can tell."""
         try:
-            left = offspring.of(self.this.pid, self._not_its())
+            left = self._left()
         except OSError as error:
             if server.pid not in self.ended:
                 offspring.kill([server.pid])
             self._stumble(error)
-            return None
-        server.kill(left)
+            return [server.pid]
+        server.kill(left, spares_trackers=spares_trackers)
         return left
 
     def _clear(self, server: Watched) -> None:
         """End what is left of a server, and wait until its memory and its port are free."""
         said_at = time.monotonic() + CLEAR_SECONDS
-        while (left := self._kill(server)) != []:
+        clears_until = time.monotonic() + TRACKER_SECONDS
+        while left := self._kill(server, spares_trackers=time.monotonic() < clears_until):
             self._idle(CLEAR_TICK_SECONDS, "restarting: waiting for what is left of the server")
             self.stopping = next((n for n in self.signals.heard() if n in STOPS), self.stopping)
             if time.monotonic() > said_at:

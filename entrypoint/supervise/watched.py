@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from entrypoint.assess import Boot
@@ -29,6 +29,7 @@ class Watched:
         self.health = Health(boot, environ, hang_seconds)
         self.has_told = self.began = self.is_fork = self.is_seen = False
         self.shared: set[str] = set()
+        self.segments: frozenset[str] = frozenset()
         self.others: set[int] = set()
         self.cause = ""
 
@@ -56,17 +57,22 @@ class Watched:
             self.pid = int(word)
         return self.is_fork
 
-    def see(self, pids: Sequence[int]) -> None:
-        """Remember its processes, now that it serves: who is killed later cannot be asked."""
-        self.is_seen = True
-        others = [pid for pid in pids if pid != self.pid]
-        self.shared |= offspring.shared_memory(pids)
-        self.others = offspring.watch(others)
+    def see(self, pids: Callable[[], Sequence[int]]) -> None:
+        """Remember what is its, once it serves: who is killed later cannot be asked.
 
-    def kill(self, pids: Sequence[int]) -> None:
+        Segments also before, whenever others are there than were. `pids` tells its processes.
+        """
+        if (segments := offspring.segments()) != self.segments:
+            self.segments = segments
+            self.shared |= offspring.shared_memory(pids())
+        if not self.is_seen and self.health.served_since is not None:
+            self.others = offspring.watch(pid for pid in pids() if pid != self.pid)
+            self.is_seen = True
+
+    def kill(self, pids: Sequence[int], *, spares_trackers: bool) -> None:
         """Kill these processes of it."""
         self.shared |= offspring.shared_memory(pids)
-        offspring.kill(pids)
+        offspring.kill(pid for pid in pids if not (spares_trackers and offspring.is_tracker(pid)))
 
     def clear(self) -> None:
         """Let go of all that it held, now that none of its processes runs."""

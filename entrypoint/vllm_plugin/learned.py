@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -66,15 +66,19 @@ def note(path: Path) -> None:
         sys.meta_path.insert(0, Noting(descriptor))
 
 
-def names(path: Path) -> list[str]:
+def noted(path: Path) -> list[str]:
     """Return what was noted, each name once, in order."""
     try:
         with path.open("rb") as file:
             text = file.read(2 * MAX_BYTES).decode(errors="replace")
     except OSError:
         return []
-    found = dict.fromkeys(line for line in text.splitlines() if NAME.fullmatch(line))
-    return [name for name in found if name not in sys.modules and name not in NEVER]
+    return list(dict.fromkeys(line for line in text.splitlines() if NAME.fullmatch(line)))
+
+
+def names(path: Path) -> list[str]:
+    """Return what was noted, and is not imported here."""
+    return [name for name in noted(path) if name not in sys.modules and name not in NEVER]
 
 
 def import_all(found: Iterable[str]) -> None:
@@ -84,8 +88,8 @@ def import_all(found: Iterable[str]) -> None:
             importlib.import_module(name)
 
 
-def harmless(found: Sequence[str], obstacle: str) -> bool:
-    """Tell whether importing these leaves a process that may be forked: tried in a fork.
+def harmless(do: Callable[[], None], obstacle: str) -> bool:
+    """Tell whether a process that does this may be forked afterwards: tried in a fork.
 
     `obstacle` is what stands against forking this process already.
     """
@@ -98,7 +102,7 @@ def harmless(found: Sequence[str], obstacle: str) -> bool:
         try:
             # One that hangs is ended by its own clock.
             signal.alarm(TRIAL_SECONDS)
-            import_all(found)
+            do()
             is_hooked = before != [name in sys.modules for name in HOOKS]
             status = int(is_hooked or forking.obstacle() != obstacle)
         finally:

@@ -4,10 +4,11 @@
 
 It says on the socket when it is ready, or what stands against forking it, as one JSON object a
 message; at the word `look` it says so again, and whether it is still what is installed. At `learn`
-it imports what its servers have noted in the file NOTES, if that is harmless. At `fork` it forks:
-the descriptors that came with the word are the fork's, and the first of them is a connection, on
-which that says its pid, and reads what to serve. It is no child of the standby: the nearest reaper
-above adopts it at once. `auto`: not where forks have not been tried, which is then what it says.
+it imports what its servers have noted in the file NOTES, and compiles as they do, if that is
+harmless. At `fork` it forks: the descriptors that came with the word are the fork's, and the first
+of them is a connection, on which that says its pid, and reads what to serve. It is no child of the
+standby: the nearest reaper above adopts it at once. `auto`: not where forks have not been tried,
+which is then what it says.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from entrypoint.state import process
-from entrypoint.vllm_plugin import forking, learned, preload
+from entrypoint.vllm_plugin import compiling, forking, learned, preload
 
 MODULES: Final = (
     "vllm.entrypoints.cli.main",
@@ -58,6 +59,7 @@ class Standby:
         """`before` is the environment that vLLM's imports have not yet changed."""
         self.channel, self.notes = channel, notes
         self.imported: dict[str, Stamp | None] = {}
+        self.has_compiled = False
         learned.import_all(MODULES)
         with suppress(ImportError):
             # It looks for its place in memory once; it is not there once the environment changed.
@@ -70,7 +72,7 @@ class Standby:
     def _learn(self) -> None:
         """Import what servers have noted; remember which files all of it came from."""
         found = learned.names(self.notes)
-        if found and learned.harmless(found, forking.obstacle()):
+        if found and _is_harmless(lambda: learned.import_all(found)):
             learned.import_all(found)
         elif found:
             # Else the next standby would try the same.
@@ -83,6 +85,12 @@ class Standby:
         # What is never collected is never written to: its pages stay shared with every fork.
         gc.freeze()
 
+    def _compile(self) -> None:
+        """Have torch's compiler at hand, once, if servers use it."""
+        if not self.has_compiled and compiling.is_used(learned.noted(self.notes)):
+            self.has_compiled = True
+            compiling.build(_is_harmless)
+
     def wait_for_orders(self) -> list[int]:
         """Return in a fork, with the descriptors for it. Ends when nobody is left to ask."""
         while True:
@@ -92,6 +100,7 @@ class Standby:
             if order == b"look":
                 say(self.channel, "look", self._changed())
             elif order == b"learn":
+                self._compile()
                 self._learn()
                 say(self.channel, "learn", forking.obstacle())
             elif _is_fork():
@@ -119,6 +128,10 @@ def untried() -> str:
     if platform.is_cpu():
         return ""
     return f"forks are untried on {platform.device_type}; --single-import yes has them"
+
+
+def _is_harmless(do: Callable[[], None]) -> bool:
+    return learned.harmless(do, forking.obstacle())
 
 
 def _stamp(path: str) -> Stamp | None:
