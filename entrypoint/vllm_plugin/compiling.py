@@ -25,7 +25,10 @@ def is_used(names: Iterable[str]) -> bool:
 
 
 def build(is_harmless: Callable[[Callable[[], None]], bool]) -> None:
-    """Compile something, if that `is_harmless`; nothing is left of it but in memory."""
+    """Compile something, if that `is_harmless`.
+
+    On disk nothing is left of it but headers, which torch compiles once for all users of a host.
+    """
     with tempfile.TemporaryDirectory(prefix="shardboot-") as directory, _cached_in(directory):
         if is_harmless(_compile):
             _compile()
