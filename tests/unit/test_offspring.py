@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -36,3 +38,31 @@ def test_who_waits_to_be_reaped_runs_no_more(two: tuple[int, int]) -> None:
     offspring.kill([parent])
     os.waitid(os.P_PID, parent, os.WEXITED | os.WNOWAIT)
     assert parent not in offspring.of(os.getpid())
+
+
+SHARES = """
+from multiprocessing import resource_tracker, shared_memory
+import sys
+held = shared_memory.SharedMemory(create=True, size=4096)
+print(resource_tracker._resource_tracker._pid, held._name.strip("/"), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_pythons_own_that_clears_up_is_known_and_clears_up_after_a_kill() -> None:
+    command = [sys.executable, "-c", SHARES]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        tracker, name = process.stdout.readline().split()
+        assert offspring.is_tracker(int(tracker))
+        assert not offspring.is_tracker(process.pid)
+        assert name in offspring.segments()
+        assert offspring.shared_memory([process.pid]) == {f"{offspring.SHM}/{name}"}
+        ended = os.pidfd_open(int(tracker))
+        process.kill()
+        assert select.select([ended], [], [], 20)[0]
+        os.close(ended)
+    assert name not in offspring.segments()
