@@ -149,7 +149,7 @@ class Crashes:
 
     def _last_load(self) -> Json:
         """Return the boot that has last begun to load."""
-        loads = [entry for entry in self.ledger.recent() if entry.get("event") == "loading"]
+        loads = [entry for entry in self.ledger.entries() if entry.get("event") == "loading"]
         return loads[-1].get("boot") if loads else None
 
     def _kill(self, *, with_standby: bool) -> str:
@@ -185,7 +185,7 @@ class Crashes:
 
     def _standbys(self) -> list[int]:
         """Return the standby: it alone of its kind is none of the ledger's servers."""
-        servers = {e.get("pid") for e in self.ledger.recent() if e.get("event") == "attempt"}
+        servers = {e.get("pid") for e in self.ledger.entries() if e.get("event") == "attempt"}
         found = []
         for pid in descendants(self.supervisor):
             with suppress(OSError):
