@@ -9,18 +9,11 @@ import ssl
 import threading
 from collections.abc import Callable
 
+from answers import Answers
 
-class Health(http.server.BaseHTTPRequestHandler):
-    """Answers `GET /health` with the status that is due by then, and nothing else."""
 
-    status: Callable[[], int]
-
-    def do_GET(self) -> None:
-        self.send_response(type(self).status() if self.path == "/health" else 404)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
+class Health(Answers):
+    """Answers as a stub, and of its health as is due by then."""
 
 
 class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -29,7 +22,8 @@ class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 def listen(args: argparse.Namespace, status: Callable[[], int]) -> None:
     """Answer in the background, as the words that were read into `args` say."""
-    Health.status = staticmethod(status)
+    names = args.served_model_name or [args.model_tag or args.model]
+    Health.rules = staticmethod(lambda: {"health": status(), "names": names})
     server: socketserver.TCPServer
     if args.uds:
         server = UnixServer(args.uds, Health)

@@ -23,7 +23,8 @@ from container.image import PODMAN, ROOT, last_line, limits, make_way, podman
 
 SUITE: Final = "trixie"
 # An interpreter from elsewhere wants some of the libraries of Debian's own; vLLM wants libnuma1.
-PACKAGES: Final = "libexpat1,libffi8,libnuma1,libsqlite3-0,systemd-sysv"
+# `systemd-run --wait` speaks D-Bus.
+PACKAGES: Final = "dbus,libexpat1,libffi8,libnuma1,libsqlite3-0,systemd-sysv"
 # podman as a whole, with what it needs, would take as long as all the rest.
 QUADLET: Final = """\
 cd /tmp

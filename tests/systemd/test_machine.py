@@ -31,6 +31,7 @@ from systemd.harness import (
     START_SIDECAR,
     UNIT,
     Machine,
+    binary,
 )
 from systemd.images import SERVICE, as_quadlet, composed, imported
 
@@ -77,7 +78,7 @@ def node(installed: Machine) -> Iterator[Machine]:
     installed.rules()
     installed.type(f"""
         systemctl stop 'shardboot@*' {SIDECAR}
-        systemctl disable --quiet {UNIT} {SIDECAR}
+        systemctl disable --quiet {UNIT} {UNIT}-2 {SIDECAR}
         systemctl reset-failed
         rm -rf /etc/systemd/system/{UNIT}.service.d {DATA}/* {DATA}/.??* {SHARED}/*
         systemctl daemon-reload
@@ -257,6 +258,46 @@ def test_a_slow_start_has_time_as_long_as_it_is_under_way(node: Machine) -> None
     node.rules(warm_up=9)
     start(node)
     assert node.show()["NRestarts"] == "0"
+
+
+HOOK = f"""\
+#!/bin/sh
+[ "$1" = where ] || echo "$2" >{DATA}/where
+cat {DATA}/where
+"""
+
+
+def upgrade(node: Machine, old: str, new: str, port: int, *lines: str) -> str:
+    """Upgrade from one server to another, which has more lines in its file; return what it said."""
+    file = f"/etc/shardboot/{new.partition('=')[0]}.env"
+    words = "\\n".join([f"WORDS={MODEL} -tp 8 --port {port}", *lines])
+    program = f"{binary('python')} scripts/rolling-upgrade systemd {old} {new}={port}"
+    return node.type(
+        f"printf '{words}\\n' >{file}; {program} --hook {DATA}/hook --quiet 0.2s", check=False
+    )
+
+
+def test_an_upgrade_is_a_hit_beside_the_old_unit_which_then_stops_for_good(node: Machine) -> None:
+    (node.data / "hook").write_text(HOOK)
+    (node.data / "hook").chmod(0o755)
+    old, new, third = start(node), free_port(), free_port()
+    (node.data / "where").write_text(f"127.0.0.1:{old}\n")
+    said = upgrade(node, f"llama={old}", "llama-2", new)
+    assert "1/4 checkpoint: local.hit: " in said
+    assert said.endswith("rolling-upgrade: done: llama-2 serves, llama has stopped\n")
+    shown = [node.show(unit) for unit in (UNIT, f"{UNIT}-2")]
+    states = [(each["ActiveState"], each["UnitFileState"]) for each in shown]
+    assert states == [("inactive", "disabled"), ("active", "enabled")]
+    assert node.attempts() == ["save: local.absent", "local.hit"]
+
+    node.rules(dies_loading=True)
+    said = upgrade(node, f"llama-2={new}", "llama", third, "SHARDBOOT_QUARANTINE_AFTER=9")
+    assert "failed at 2/4 start: llama has ended, and was started again" in said
+    assert said.endswith("; requests go to llama-2 as before, llama was stopped\n")
+    shown = [node.show(unit) for unit in (UNIT, f"{UNIT}-2")]
+    states = [(each["ActiveState"], each["UnitFileState"]) for each in shown]
+    assert states == [("inactive", "disabled"), ("active", "enabled")]
+    assert (node.data / "where").read_text() == f"127.0.0.1:{new}\n"
 
 
 def test_the_sidecar_looks_after_the_servers_stores_as_their_user(node: Machine) -> None:
