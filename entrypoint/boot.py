@@ -62,7 +62,10 @@ def serve(boot: Boot) -> NoReturn:
     if action.kind == "tee":
         words = _teeing(boot, assessment, action)
         environ = with_plugin(environ)
-    boot.log.line(action.reason, _sentence(action), action=action.kind)
+    key = assessment.key.digest if assessment.key else None
+    name = action.manifest.name if action.manifest else None
+    facts: dict[str, Json] = {"action": action.kind, "key": key, "checkpoint": name}
+    boot.log.decided(action.reason, _sentence(action), **facts)
     _become(boot, action, assessment, taken, (assessment.engine.path, words, environ))
 
 
@@ -349,6 +352,6 @@ def _has(assessment: Assessment, made: Manifest) -> Assessment:
 def fall_back(boot: Boot, reason: str, text: str) -> NoReturn:
     """Become vLLM with the user's own words, untouched, for this reason. Raises: ExecError."""
     action = Action("serve-source", reason, text)
-    boot.log.line(reason, text)
+    boot.log.decided(reason, text, action=action.kind)
     vllm = locate(boot.settings.vllm, boot.environ)
     _become(boot, action, None, (), (vllm, boot.words, boot.environ))

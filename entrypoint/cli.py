@@ -7,10 +7,12 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from entrypoint.errors import Interrupted, RefusedError, ShardbootError, exit_code_of, one_line
+from entrypoint.log import Log
 from entrypoint.start import is_off, new_boot, read_when_off, take_credentials
 
 if TYPE_CHECKING:
@@ -27,14 +29,31 @@ def main() -> NoReturn:
             signal.signal(number, _interrupt)
     try:
         sys.exit(_run(sys.argv[1:]))
-    except Interrupted as error:
-        _say(str(error))
-        sys.exit(exit_code_of(error))
-    except ShardbootError as error:
+    except (Interrupted, ShardbootError) as error:
+        _end(error, Log("", as_json=_wants_json(sys.argv[1:], os.environ)))
+
+
+def _end(error: ShardbootError | Interrupted, log: Log) -> NoReturn:
+    """Exit with an error's code; for people it is a line and a hint, else one event."""
+    code = exit_code_of(error)
+    if isinstance(error, Interrupted):
+        if log.as_json:
+            log.line("stopped", str(error), status=code)
+        else:
+            _say(str(error))
+    elif log.as_json:
+        log.line(error.reason, str(error), hint=error.hint, status=code)
+    else:
         _say(f"error: {error.reason}: {error}")
         if error.hint:
             _say(f"hint: {error.hint}")
-        sys.exit(exit_code_of(error))
+    sys.exit(code)
+
+
+def _wants_json(words: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether JSON was asked for, as far as can be told where settings may not be readable."""
+    pairs = [*words, *map("=".join, pairwise(words))]
+    return "--log-format=json" in pairs or environ.get("SHARDBOOT_LOG_FORMAT") == "json"
 
 
 def _say(text: str) -> None:
@@ -116,6 +135,8 @@ def _survive(error: Exception, this: Boot) -> NoReturn:
     reason = error.reason if isinstance(error, ShardbootError) else "internal.error"
     if is_final or code in (126, 127) or this.settings.on_failure == "refuse":
         this.status.phase("failed", str(error), reason=reason)
+        if isinstance(error, ShardbootError) and this.log.as_json:
+            _end(error, this.log)
         raise error
     if reason == "internal.error":
         import traceback  # noqa: PLC0415 - milliseconds, and a hit needs none

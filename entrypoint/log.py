@@ -31,6 +31,11 @@ class Log:
         else:
             self._write(f"shardboot: {event}: {one_line(text)}")
 
+    def decided(self, reason: str, text: str, **fields: Json) -> None:
+        """Write the line of a boot's decision, for people with the name that the ledger has."""
+        said = text if self.as_json else f"{text} [boot {self.boot}]"
+        self.line(reason, said, **fields)
+
     def _write(self, line: str) -> None:
         # One write, so that lines of several processes never mix; a closed stderr is no failure.
         try:

@@ -101,7 +101,8 @@ class Job:
                 failures=before.failures + 1, in_row=in_row, began=0.0, error=str(error)
             )
             wait = patience(self.interval, in_row, random.random())  # noqa: S311 - no secret
-            say(f"{self.name}: {error}; the next try is in {wait:.0f} s")
+            reason = f"{error.reason}: " if isinstance(error, ShardbootError) else ""
+            say(f"{self.name}: {reason}{error}; the next try is in {wait:.0f} s")
         self._pieces = None
         return wait
 

@@ -298,8 +298,38 @@ def test_json_lines_are_json_and_carry_the_boot(house: House) -> None:
     boot = house.serve(SHARDBOOT_LOG_FORMAT="json")
     entries = [json.loads(line) for line in boot.stderr.splitlines()]
     assert len({entry["boot"] for entry in entries}) == 1
-    assert entries[-1]["event"] == "local.hit"
-    assert entries[-1]["action"] == "reuse"
+    (noted,) = house.attempts
+    decided = entries[-1]
+    assert decided["event"] == noted["reason"] == "local.hit"
+    assert decided["action"] == "reuse"
+    for name in ("boot", "key", "checkpoint"):
+        assert decided[name] == noted[name]
+
+
+def test_people_are_told_a_boots_name_as_the_ledger_has_it(house: House) -> None:
+    house.serve()
+    boot = house.serve()
+    assert boot.stderr.endswith(f" [boot {house.attempts[-1]['boot']}]\n")
+    house.rules(resolve={"exit": 1})
+    source = house.serve("--max-model-len", 9)
+    assert source.stderr.endswith(f" [boot {house.attempts[-1]['boot']}]\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "event", "status"),
+    [
+        (("--on-miss", "refuse"), {}, "local.absent", 31),
+        ((), {"SHARDBOOT_LOCL_DIR": "/x"}, "config.invalid", 10),
+        (("--vllm", "/none"), {}, "exec.failed", 127),
+    ],
+)
+def test_in_json_an_end_is_an_event_as_well(
+    house: House, words: tuple[str, ...], more: dict[str, str], event: str, status: int
+) -> None:
+    boot = house.run("serve", "--log-format", "json", *words, house.model, "-tp", 2, **more)
+    last = [json.loads(line) for line in boot.stderr.splitlines()][-1]
+    assert (boot.status, last["event"], last["status"]) == (status, event, status)
+    assert last["message"]
 
 
 @pytest.mark.parametrize(("told", "reason"), [(False, "local.quarantined"), (True, "local.hit")])
