@@ -1,4 +1,4 @@
-"""Clients that ask for completions without a pause; each is counted, and each answer checked."""
+"""Clients that ask for completions again and again; each is counted, and each answer checked."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ class Load:
 
     `fresh` ones make a connection for each request, `kept` ones keep theirs as long as it is open,
     and `stream` ones read tokens as they come. None of them asks twice for the same: what is not a
-    whole answer is lost.
+    whole answer is lost. Between two requests a client rests for some seconds.
     """
 
-    def __init__(self, port: int, model: str, tokens: int, **clients: int) -> None:
-        self.port, self.model, self.tokens = port, model, tokens
+    def __init__(
+        self, port: int, model: str, tokens: int, rest: float = 0.0, **clients: int
+    ) -> None:
+        self.port, self.model, self.tokens, self.rest = port, model, tokens, rest
         self.answered: Counter[str] = Counter()
         self.lost: list[str] = []
         self.begun = threading.Event()
         """Set whenever an answer begins."""
 
         self._changed = threading.Condition()
-        self._is_over = False
+        self._over = threading.Event()
         kinds = [kind for kind, count in clients.items() for _ in range(count)]
         self._threads = [threading.Thread(target=self._ask, args=(kind,)) for kind in kinds]
 
@@ -59,13 +61,13 @@ class Load:
 
     def stop(self) -> None:
         """Let each client finish its request; afterwards all are counted."""
-        self._is_over = True
+        self._over.set()
         for thread in self._threads:
             thread.join()
 
     def _ask(self, kind: str) -> None:
         connection: http.client.HTTPConnection | None = None
-        while not self._is_over:
+        while not self._over.wait(self.rest):
             began = time.monotonic()
             try:
                 if connection is None or is_dropped(connection):

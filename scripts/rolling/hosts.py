@@ -6,12 +6,13 @@ call may be repeated: what is so already is left so.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from rolling.command import Command, StepError, last_line, run
+from rolling.command import Command, StepError, run
 
 STOP_SECONDS: Final = 30
 
@@ -108,12 +109,13 @@ class Podman:
         return self._run(name, ["--rm", "--replace", "--name", f"{name}-checkpoint"], words)
 
     def is_up(self, name: str) -> bool:
-        return self._state(name)[:1] in (["running"], ["paused"], ["stopping"])
+        return self._state(name)[0] in {"running", "paused", "stopping"}
 
     def trouble(self, name: str) -> str:
         if self.is_up(name):
             return ""
-        return f"has ended: {' '.join(self._state(name)) or 'no such container'} (podman logs)"
+        state, status = self._state(name)
+        return f"has ended: {state or 'gone'}, exit status {status} (podman logs {name})"
 
     def starting(self, name: str) -> Command:
         # One that has ended makes way: the file may say something else by now.
@@ -142,11 +144,11 @@ class Podman:
         return Command([*fixed, *more, *served], " ".join(told))
 
     @staticmethod
-    def _state(name: str) -> list[str]:
-        """Return state and exit status, none if there is no such container."""
-        form = "{{.State}} {{.ExitCode}}"
-        told = run(["podman", "ps", "--all", "--filter", f"name=^{name}$", "--format", form])
-        return last_line(told).split()
+    def _state(name: str) -> tuple[str, int]:
+        """Return state and exit status, empty if there is no such container."""
+        told = run(["podman", "ps", "--all", "--filter", f"name=^{name}$", "--format", "json"])
+        found = json.loads(told or "[]")
+        return (str(found[0]["State"]), int(found[0]["ExitCode"])) if found else ("", 0)
 
 
 def variables(path: Path) -> dict[str, str]:

@@ -84,7 +84,8 @@ def podman(words: list[str]) -> None:
     if words[0] == "ps":
         (name,) = re.findall(r"\^(.*)\$", " ".join(words))
         unit = read(name)
-        print("running 0" if lives(unit) else "exited 1" if unit.get("pid") else "")
+        state = {"State": "running" if lives(unit) else "exited", "ExitCode": 1}
+        print(json.dumps([state] if unit else []))
     elif words[0] == "stop":
         act("stop", words[-1])
         stop(words[-1])
