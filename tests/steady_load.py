@@ -77,6 +77,8 @@ class Load:
                 self._check(kind, *self._request(connection, is_stream=kind == "stream"))
             except (OSError, http.client.HTTPException, ValueError, AssertionError) as error:
                 took = time.monotonic() - began
+                if connection is not None:
+                    connection.close()
                 connection = None
                 with self._changed:
                     self.lost.append(f"{kind}: {type(error).__name__}: {error} after {took:.3f} s")
@@ -89,6 +91,8 @@ class Load:
             with self._changed:
                 self.answered[kind] += 1
                 self._changed.notify_all()
+        if connection is not None:
+            connection.close()
 
     def _request(
         self, connection: http.client.HTTPConnection, *, is_stream: bool

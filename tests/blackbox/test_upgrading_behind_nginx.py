@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from blackbox.upgrading import World
 from steady_load import Load
 
 TOKENS = 20
-PAUSE = {"pause": 0.01}
+PAUSE = {"pause": 0.03}
 
 
 @pytest.fixture
@@ -73,6 +76,24 @@ def test_a_long_stream_ends_where_it_began(world: World) -> None:
         load.stop()
     assert done.status == 0, done.said
     assert load.lost == []
+
+
+def test_a_request_that_is_still_being_sent_is_waited_for(world: World) -> None:
+    assert world.front
+    body = json.dumps({"model": NAME, "prompt": "long", "max_tokens": TOKENS}).encode()
+    head = f"POST /v1/completions HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", world.front.port)) as client:
+        # Some worker has begun to read it, and no server knows of it yet.
+        client.sendall(head + body[:9])
+        process = world.begin()
+        world.wait_for_act("reload nginx")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=2)
+        client.sendall(body[9:])
+        answer = b"".join(iter(lambda: client.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 200 "), answer
+    assert world.finish(process).status == 0
+    assert world.is_upgraded()
 
 
 @pytest.mark.parametrize("act", ["test", "reload"])
