@@ -25,7 +25,6 @@ from prometheus_client.registry import Collector
 
 from entrypoint import __version__
 from entrypoint.health.check import Report
-from entrypoint.health.standing import OVER
 from entrypoint.sidecar.history import NOTHING, Told
 from entrypoint.sidecar.loop import Job
 from entrypoint.sidecar.view import STATES, StoreView
@@ -93,7 +92,6 @@ class _Seen(Collector):
         sight = self._sight()
         yield from _of_stores(sight)
         yield from _of_boots(sight.told)
-        yield _of_servers(sight.boots)
         yield from _of_jobs(self._jobs)
         yield _gauge("prefetch_waiting", "Newer checkpoints that are not here yet", sight.waiting)
         lag = time.time() - sight.lagging if sight.lagging else 0.0
@@ -160,18 +158,6 @@ def _of_boots(told: Told) -> Iterator[Metric]:
         for phase, seconds in boot.phases.items():
             phases.add_metric([boot.boot, phase], seconds)
     yield from (boots, refusals, latest, phases)
-
-
-def _of_servers(boots: Sequence[Report]) -> Metric:
-    servers = GaugeMetricFamily(
-        "shardboot_server_info",
-        "Boots that are not over, 1 each, by the name that logs, ledger and timeline have",
-        labels=["boot", "tier", "reason", "checkpoint"],
-    )
-    for status, standing in boots:
-        if status is not None and standing.phase not in OVER:
-            servers.add_metric([status.boot, status.tier, status.reason, status.checkpoint], 1)
-    return servers
 
 
 def _of_jobs(jobs: Sequence[Job]) -> Iterator[Metric]:

@@ -14,8 +14,6 @@ from checkpoints import make_checkpoint, make_key
 from entrypoint.checkpoint.digest import Json
 from entrypoint.config import Prove, resolve
 from entrypoint.errors import Interrupted, StoreError
-from entrypoint.health.check import Report
-from entrypoint.health.standing import Standing
 from entrypoint.log import Log
 from entrypoint.sidecar import scrub
 from entrypoint.sidecar.choice import (
@@ -31,7 +29,6 @@ from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.history import booted, counted
 from entrypoint.sidecar.later import Later, in_turn
 from entrypoint.sidecar.loop import Job, next_due, patience
-from entrypoint.sidecar.metrics import Metrics, Sight
 from entrypoint.sidecar.node import Node
 from entrypoint.sidecar.view import (
     COMPLETE,
@@ -43,7 +40,6 @@ from entrypoint.sidecar.view import (
     see_local,
 )
 from entrypoint.state.memory import Memory
-from entrypoint.state.status import Status
 from entrypoint.store.directory import DirectoryStore
 
 HOST = "here"
@@ -498,16 +494,3 @@ def test_what_cannot_be_read_now_is_not_damaged_and_does_not_count_as_read(
     assert [each.state for each in node.seen("local")] == [COMPLETE]
     assert list(job.run()) == []
     assert node.sight.scrubbed == 0.0
-
-
-def test_servers_are_told_by_the_name_that_logs_and_ledger_have() -> None:
-    one = Status(boot="one", tier="local", reason="local.hit", checkpoint="c")
-    over = Report(Status(boot="two"), Standing("failed", ""))
-    sight = Sight(boots=(Report(one, Standing("serving", "")), over))
-    metrics = Metrics()
-    metrics.watch(lambda: sight, [])
-    info = [
-        line for line in metrics.text().splitlines() if line.startswith("shardboot_server_info")
-    ]
-    labels = 'boot="one",checkpoint="c",reason="local.hit",tier="local"'
-    assert info == [f"shardboot_server_info{{{labels}}} 1.0"]
