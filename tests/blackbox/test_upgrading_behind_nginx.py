@@ -28,7 +28,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def load_on(world: World) -> Load:
     assert world.front
-    return Load(world.front.port, NAME, TOKENS, fresh=3, stream=3)
+    return Load(world.front.port, NAME, TOKENS, fresh=2, kept=2, stream=2)
 
 
 def test_no_request_is_lost_on_an_upgrade(world: World) -> None:
