@@ -122,7 +122,7 @@ def test_no_request_is_lost_on_the_way_back_nor_on_an_upgrade(hall: Hall) -> Non
     cores = os.cpu_count() or 1
     front = Front(hall.room / "front", f"127.0.0.1:{hall.ports['a']}")
     hall.start("a", core=0)
-    with front.start(), Load(front.port, NAME, TOKENS, rest=0.3, fresh=1, stream=2) as load:
+    with front.start(), Load(front.port, NAME, TOKENS, rest=1.0, fresh=1, stream=2) as load:
         load.wait_for(4)
         hall.define("b", 1 % cores, served_name="other")
         status, said = hall.upgrade(front)
