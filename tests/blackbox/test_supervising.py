@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 from blackbox.harness import House, is_gone
-from blackbox.openhouse import SERVICE, open_house
+from blackbox.openhouse import open_house
 from blackbox.standing_by import (
     Systemd,
     ends,
@@ -27,7 +27,10 @@ from blackbox.watching import health
 FREEZER: Final = Path("/sys/fs/cgroup/freezer")
 ANSWERS: Final = {"answers": 200}
 MOST: Final = 64
-"""Processes of the service user that a supervisor may find."""
+"""Processes that a supervisor's user may have, and so many others."""
+
+NOBODY_ELSE: Final = 61_234
+"""A user who has no other processes, not even in a container: they would count."""
 
 
 @pytest.fixture
@@ -160,13 +163,13 @@ def test_without_descriptors_it_waits_until_there_are_some(saved: House) -> None
 
 def test_without_a_process_to_be_had_it_waits_for_one(everybodys_python: str) -> None:
     with open_house(everybodys_python) as house:
-        user = ("--user", SERVICE)
+        user = ("--user", NOBODY_ELSE)
         house.run("serve", *user, house.model, "-tp", 2)
         house.wait_for("serve")
         house.rules(serve=ANSWERS)
         with supervised(house, *user, prefix=("prlimit", f"--nproc={MOST}")) as process:
             server = wait_for_server(house)
-            with crowd(SERVICE, MOST):
+            with crowd(NOBODY_ELSE, MOST):
                 os.kill(server, signal.SIGKILL)
                 assert "no process is to be had" in wait_for_line(process, "server.unborn")
             wait_for_server(house)
