@@ -33,6 +33,9 @@ from entrypoint.store.look import remember_look
 NEVER_FAIL_OPEN: Final = (2, 10, 60, 61)
 """Exit codes of usage, configuration and privilege: these must be mended, not survived."""
 
+LOADED_BY_US: Final = ("reuse", "tee")
+"""Actions after which our plugin is told what to load, and whether to fork."""
+
 
 def new_boot_id() -> str:
     """Return a name for this boot: time for people, a nonce for uniqueness."""
@@ -56,12 +59,12 @@ def serve(boot: Boot) -> NoReturn:
     words = list(boot.words)
     if action.kind == "reuse":
         words = _held(boot, assessment, action)
-        environ = {**compiled.give(boot, action, with_plugin(environ))}
-        if _forks(boot, assessment):
-            environ |= launch.preloading(assessment.resolution)
+        environ = compiled.give(boot, action, with_plugin(environ))
     if action.kind == "tee":
         words = _teeing(boot, assessment, action)
         environ = with_plugin(environ)
+    if action.kind in LOADED_BY_US and _forks(boot, assessment):
+        environ = {**environ, **launch.preloading(assessment.resolution)}
     key = assessment.key.digest if assessment.key else None
     name = action.manifest.name if action.manifest else None
     facts: dict[str, Json] = {"action": action.kind, "key": key, "checkpoint": name}
@@ -126,6 +129,8 @@ def _teeing(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
     assert action.path is not None
     assert assessment.resolution is not None
     loader = tee.loader(boot, assessment, action.path)
+    if _forks(boot, assessment):
+        loader["fork"] = True
     return launch.tee_words(assessment.resolution, boot.words, loader)
 
 

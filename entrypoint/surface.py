@@ -157,7 +157,7 @@ OPTIONS: tuple[Option, ...] = (
         "single_import",
         "auto",
         spelling.one_of("auto", "yes", "no"),
-        "vLLM imports once on a hit, and forks its engine and workers: on a CPU, always, never",
+        "vLLM imports once on a hit or tee, and forks its other processes: on a CPU, always, never",
         "auto|yes|no",
     ),
     Option(

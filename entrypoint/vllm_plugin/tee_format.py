@@ -14,6 +14,7 @@ from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.tee import Tee
 
 SETTINGS = frozenset({"staging", "source_format", "boot", "state"})
+OPTIONAL = frozenset({"fork"})
 NO_NOTES = Notes(None, "")
 
 
@@ -26,7 +27,7 @@ class ShardbootTee(BaseModelLoader):
     def __init__(self, load_config: Any) -> None:
         super().__init__(load_config)
         settings = dict(load_config.model_loader_extra_config or {})
-        for name in sorted(settings.keys() ^ SETTINGS):
+        for name in sorted((settings.keys() - OPTIONAL) ^ SETTINGS):
             what = "unknown" if name in settings else "missing"
             raise ValueError(f"load format shardboot-tee: {what} setting {name!r}")
         self.staging = str(settings["staging"])

@@ -131,6 +131,7 @@ def resolve(words: list[str], rules: dict[str, Any]) -> dict[str, Any]:
         "server": server([words[i] for i in kept_positions(words, IGNORABLE)]),
         "load": {"format": args.load_format, "extra_config": bool(args.model_loader_extra_config)},
         "kind": {"draft": "separate" if draft else "none", "moe": False},
+        "preload": rules.get("preload"),
     }
     for group, changes in rules.get("change", {}).items():
         answer[group] |= changes

@@ -52,6 +52,23 @@ def test_vllm_serves_the_source_and_is_told_where_to_save_it(house: House) -> No
     assert house.ledger[-1]["action"] == "tee"
 
 
+@pytest.mark.parametrize(("wish", "once"), [("auto", True), ("yes", True), ("no", False)])
+def test_vllm_imports_once_while_it_saves_on_the_way_as_it_does_on_a_hit(
+    house: House, wish: str, once: bool
+) -> None:
+    house.rules(resolve={"preload": "libm.so.6"})
+    told = TEE | {"SHARDBOOT_SINGLE_IMPORT": wish}
+    first = house.serve(**told)
+    staging = Path(first.loader["staging"])
+    write_ranks(staging)
+    assert finish(house, staging)["status"] == "ok"
+    second = house.serve(**told)
+    assert (first.events[-1], second.events[-1]) == ("local.absent", "local.hit")
+    for boot in (first, second):
+        assert boot.loader.get("fork", False) is once
+        assert ("LD_PRELOAD" in boot.vllm["environ"]) is once
+
+
 def test_what_the_ranks_have_written_is_committed_and_the_next_boot_serves_it(
     house: House,
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from models import make_model
-from processes import run
+from processes import descendants, run
 from serving import FLAGS, Server, decision, environment
 
 from entrypoint.checkpoint import manifest as manifests
@@ -71,6 +71,13 @@ class Node:
         return [*(self.store / ".staging").iterdir()]
 
 
+def programs(server: Server) -> list[bytes]:
+    """Return what tells apart how vLLM's processes were started: a fork has its parent's."""
+    first, titled = server.process.pid, b"VLLM::"
+    others = [p for p in descendants(first) if titled in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return [Path(f"/proc/{pid}/auxv").read_bytes() for pid in (first, *others)]
+
+
 def manifest_in(store: Path) -> Manifest:
     (path,) = store.glob(f"*/{MANIFEST}")
     return manifests.decode(path.read_bytes())
@@ -98,7 +105,11 @@ def test_what_is_saved_on_the_way_is_what_a_save_makes_and_the_next_boot_serves_
         server.wait_until_healthy()
         first = server.complete(str(here.model), PROMPT)
         here.wait_for("tee.done", server)
+        found = programs(server)
     assert decision(server.log) == ("plain", "local.absent")
+    # vLLM's first process has forked the engine, and that the workers.
+    assert len(found) >= tp + 1
+    assert len(set(found)) == 1
     assert "copied, and written while vLLM goes on" in server.log.read_text()
     assert len(set(first.tokens)) > 3
     made = manifest_in(here.store)
@@ -123,10 +134,13 @@ def test_where_host_memory_is_short_a_worker_writes_first(node: Callable[[int], 
     here = node(2)
     (here.room / "sitecustomize.py").write_text(NO_MEMORY)
     here.environ["PYTHONPATH"] = str(here.room)
+    here.environ["SHARDBOOT_SINGLE_IMPORT"] = "no"
     with here.serve() as server:
         server.wait_until_healthy()
         assert "written first, since host memory is short" in server.log.read_text()
         here.wait_for("tee.done", server)
+        found = programs(server)
+        assert len(set(found)) == len(found) > 2
     assert here.ask("plan")["reason"] == "local.hit"
 
 
