@@ -19,10 +19,10 @@ from entrypoint.launch import Seat
 from entrypoint.log import Log
 from entrypoint.model.bounded import within
 from entrypoint.model.source import SourceView, StandIn
-from entrypoint.obstacles import proof_needed, unsavable, unservable, unteeable, unwritable
+from entrypoint.obstacles import unproved, unsavable, unservable, unteeable, unwritable
 from entrypoint.plan import Obstacle, Policy, Situation
+from entrypoint.state.awaited import Awaited
 from entrypoint.state.memory import Memory
-from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejection, Rejections
 from entrypoint.state.reporter import Reporter
 from entrypoint.store.base import CheckpointStore, open_store
@@ -229,7 +229,7 @@ def _situation(
         no_checkpoint=obstacle,
         no_copy=unwritable(settings),
         no_save=unsavable(settings, resolution, source),
-        no_tee=unteeable(settings, resolution),
+        no_tee=unteeable(settings, resolution, source.identity),
         has_source=not is_checkpoint,
     )
 
@@ -270,16 +270,15 @@ def rejections_by(
 ) -> Callable[[Manifest], Rejection | None]:
     """Return how to ask whether a manifest is rejected, or still unproved.
 
-    Over several nodes only the manifest's own proof counts: all of them have to decide alike.
+    One whose source's evidence is here is neither: a load proves it before it serves.
     """
-    rejections, proofs = Rejections(settings.state_dir), Proofs(settings.state_dir)
-    needed = proof_needed(settings, resolution)
+    rejections, awaited = Rejections(settings.state_dir), Awaited(settings.state_dir)
 
     def rejection(manifest: Manifest) -> Rejection | None:
         found = rejections.find(manifest.content)
-        if found or not needed or manifest.proof:
+        if found or not (needed := unproved(settings, resolution, manifest)):
             return found
-        if resolution.nnodes == 1 and proofs.find(manifest.content):
+        if resolution.nnodes == 1 and awaited.waits(manifest.content):
             return None
         return Rejection("unproved", f"{needed}: never proved to load to the source's state")
 

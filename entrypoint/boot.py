@@ -21,6 +21,7 @@ from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.engine.executable import locate, with_plugin
 from entrypoint.errors import RefusedError, ShardbootError
 from entrypoint.log import human_bytes
+from entrypoint.obstacles import unproved
 from entrypoint.plan import Action, Obstacle, decide, in_words, lack
 from entrypoint.state import process, stops
 from entrypoint.state.attempts import TIERS, Entry, delay_seconds, failures_in_row
@@ -106,6 +107,9 @@ def _held(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
         loader["source"] = assessment.source.here.directory or assessment.resolution.model_word
     if _forks(boot, assessment):
         loader["fork"] = True
+    if needed := unproved(boot.settings, assessment.resolution, action.manifest):
+        boot.log.line("prove", f"{action.manifest.name}: {needed}, so it is proved as it is loaded")
+        loader["prove"] = True
     if boot.settings.prefetch:
         ranks = assessment.resolution.ranks
         directory, heir = Path(action.path), boot.seat.heir

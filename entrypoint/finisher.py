@@ -18,12 +18,17 @@ from typing import Final
 from entrypoint import assembly
 from entrypoint.assembly import Subject
 from entrypoint.checkpoint.digest import Json
-from entrypoint.errors import ShardbootError
+from entrypoint.checkpoint.foreign import MALFORMED
+from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.checkpoint.proof import rank_evidence_name
+from entrypoint.errors import SaveError, ShardbootError
 from entrypoint.model.identity import read_in_full
 from entrypoint.state import process
+from entrypoint.state.awaited import Awaited
 from entrypoint.state.memory import Memory
 from entrypoint.store import order as orders
 from entrypoint.store import staging as stagings
+from entrypoint.store.staging import Staging
 
 LOWEST_PRIORITY: Final = 19
 
@@ -41,9 +46,24 @@ def finish(staged: Path, seconds: float) -> str:
         identity = read_in_full(subject.source, subject.identity, Memory(state))
         seconds += time.monotonic() - started
         manifest = assembly.assemble(subject, staging, identity, os.environ, seconds)
+        if order.get("record"):
+            _keep_evidence(staging, manifest, state)
         result = staging.commit(manifest)
     assembly.forget_refusals(subject, manifest, state)
     return result.name
+
+
+def _keep_evidence(staging: Staging, manifest: Manifest, state: Path) -> None:
+    """Keep what the ranks recorded of the source: the next load proves by it. Raises: SaveError."""
+    found: dict[int, Json] = {}
+    try:
+        for rank in manifest.layout.ranks:
+            data = (staging.path / rank_evidence_name("source", rank)).read_bytes()
+            found[rank] = json.loads(data)
+        Awaited(state).add(manifest.content, found)
+    except (OSError, *MALFORMED) as error:
+        msg = f"what the source gave cannot be kept for the proof: {error}"
+        raise SaveError(msg) from None
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoint import __version__
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.config import Settings
 from entrypoint.engine.resolution import Resolution
 from entrypoint.model.identity import Identity, key_by_config
@@ -15,7 +16,8 @@ from entrypoint.plan import Obstacle
 from entrypoint.state import process, stops
 from entrypoint.state.attempts import tees_died
 from entrypoint.state.ledger import Ledger
-from entrypoint.state.rejections import Rejections
+from entrypoint.state.proofs import Proofs
+from entrypoint.state.rejections import Rejections, on_the_way
 
 OWN_LOADERS = ("auto", "hf", "safetensors")
 """Load formats that mean "load the source as it is"; any other, and users know better."""
@@ -33,6 +35,18 @@ def proof_needed(settings: Settings, resolution: Resolution) -> str:
             return ""
         case "auto":
             return resolution.unruled
+
+
+def unproved(settings: Settings, resolution: Resolution, manifest: Manifest) -> str:
+    """Return why a manifest must be proved, where it is not yet; "" where nothing is to be proved.
+
+    Over several nodes only the manifest's own proof counts: all of them have to decide alike.
+    """
+    needed = proof_needed(settings, resolution)
+    if not needed or manifest.proof:
+        return ""
+    is_proved = resolution.nnodes == 1 and Proofs(settings.state_dir).find(manifest.content)
+    return "" if is_proved else needed
 
 
 def unservable(resolution: Resolution, source: SourceView) -> Obstacle | None:
@@ -125,11 +139,15 @@ def unsavable(settings: Settings, resolution: Resolution, source: SourceView) ->
     return unwritable(settings) or _unsavable_before(settings, resolution, source.identity)
 
 
-def unteeable(settings: Settings, resolution: Resolution) -> Obstacle | None:
+def unteeable(settings: Settings, resolution: Resolution, identity: Identity) -> Obstacle | None:
     """Return why a checkpoint cannot be saved while the source is served already."""
     if needed := proof_needed(settings, resolution):
-        text = f"{needed}, so it is proved before it is served, and saved before vLLM starts"
-        return Obstacle("tee.proof", text)
+        key = on_the_way(key_by_config(resolution.key, identity))
+        found = Rejections(settings.state_dir).find(key)
+        if found or not resolution.shows_all:
+            text = f"{needed}, so it is proved before it is served, and saved before vLLM starts"
+            more = f" ({found.reason})" if found else ""
+            return Obstacle("tee.proof", text + more)
     if settings.publish:
         return Obstacle("tee.publish", "it is published before it is served: saved at once")
     if settings.on_miss != "tee":

@@ -14,6 +14,7 @@ from entrypoint import child
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.checkpoint.proof import (
+    UNFINISHED,
     Evidence,
     Side,
     Verdict,
@@ -28,9 +29,6 @@ from entrypoint.engine.resolution import Resolution
 from entrypoint.errors import ProofError
 
 PROVE_MODULE: Final = "entrypoint.vllm_plugin.prove"
-UNFINISHED: Final = "proof.unfinished"
-"""Nothing was found out: no checkpoint is rejected for it."""
-
 ATTEMPTS: Final = 2
 """One retry before rejecting: a machine under load has hiccups, wrong weights do not go away."""
 

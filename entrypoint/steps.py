@@ -28,7 +28,7 @@ from entrypoint.errors import (
     StoreError,
 )
 from entrypoint.log import human_bytes
-from entrypoint.obstacles import proof_needed
+from entrypoint.obstacles import proof_needed, unproved
 from entrypoint.plan import Action, decide
 from entrypoint.progress import Progress
 from entrypoint.state.ledger import Ledger
@@ -380,6 +380,10 @@ def wanted_checkpoint(boot: Boot, assessment: Assessment) -> Manifest:
     """Return the local checkpoint that fits. Raises: NotFoundError saying what there is."""
     action = decide(assessment.situation, boot.policy)
     if action.kind == "reuse" and action.manifest is not None:
+        assert assessment.resolution is not None
+        if unproved(boot.settings, assessment.resolution, action.manifest):
+            msg = f"{action.manifest.name} waits for its proof"
+            raise NotFoundError(msg, hint="a boot proves it as it loads it; or `shardboot prove`")
         return action.manifest
     msg = f"no local checkpoint fits: {action.text}"
     raise NotFoundError(msg, hint="`shardboot save` makes one")

@@ -14,6 +14,7 @@ from entrypoint import steps
 from entrypoint.assess import Assessment, Boot
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.layout import layout_of
+from entrypoint.obstacles import proof_needed
 from entrypoint.plan import Action, Obstacle
 from entrypoint.store import order as orders
 from entrypoint.store import sweep
@@ -54,6 +55,7 @@ def _order(boot: Boot, assessment: Assessment, about: str) -> Mapping[str, Json]
         "size_per_file": settings.size_per_file,
         "dir_mode": settings.dir_mode,
         "file_mode": settings.file_mode,
+        "record": bool(proof_needed(settings, assessment.resolution)),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,3 +59,19 @@ def truncate_one_file(checkpoint: Path) -> Path:
     with victim.open("r+b") as file:
         file.truncate(victim.stat().st_size - 1)
     return victim
+
+
+def flip_one_value(checkpoint: Path, ending: str) -> Manifest:
+    """Change one value of the first tensor whose name ends so; the manifest is right.
+
+    Returns the manifest that now stands there.
+    """
+    manifest = manifests.decode((checkpoint / MANIFEST).read_bytes())
+    tensors = index.decode((checkpoint / INDEX).read_bytes())
+    victim = next(t for t in tensors if t.name.endswith(ending))
+    path = checkpoint / victim.file
+    data = bytearray(path.read_bytes())
+    # The highest byte of the first value: a bit of its exponent, if it has one.
+    data[victim.begin + (victim.end - victim.begin) // math.prod(victim.shape) - 1] ^= 1
+    path.write_bytes(data)
+    return _reseal(checkpoint, manifest)

@@ -19,6 +19,9 @@ from entrypoint.checkpoint.foreign import MALFORMED
 from entrypoint.errors import ProofError
 
 Side = Literal["source", "checkpoint", "control"]
+UNFINISHED: Final = "proof.unfinished"
+"""Nothing was found out: no checkpoint is rejected for it."""
+
 SLACK: Final = 2.0
 """How much of the control's own difference is allowed: one sample of noise says little."""
 
@@ -117,6 +120,14 @@ def compare(source: Evidence, found: Evidence, control: Evidence | None = None) 
         elif left.digest != right.digest and not _excused(left, right, control, name):
             discrepancies.append(f"{name}: differs by {_distance(left, right):.3g}")
     return Verdict(tuple(discrepancies), excusable and control is None)
+
+
+def only_recomputed(source: Evidence, found: Evidence) -> bool:
+    """Tell whether nothing differs but what no file holds, and every process computes anew."""
+    return source.keys() == found.keys() and all(
+        found[name].digest == item.digest or (item.is_recomputed and found[name].is_recomputed)
+        for name, item in source.items()
+    )
 
 
 def _excused(left: Item, right: Item, control: Evidence | None, name: str) -> bool:

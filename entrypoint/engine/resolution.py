@@ -30,6 +30,9 @@ RESOLVE_PROGRAM: Final = Path(__file__).parents[1] / "vllm_plugin" / "resolve.py
 MAX_ANSWERS: Final = 4
 """Remembered per question: the source's config files may go back and forth."""
 
+PROBED: Final = frozenset({"moe", "quantized"})
+"""Kinds whose every weight is a module's with a quant method, or a parameter as it was loaded."""
+
 
 class Resolution(NamedTuple):
     """What vLLM made of the user's words. `key.model` is still empty.
@@ -72,6 +75,15 @@ class Resolution(NamedTuple):
         if untried(self.key.vllm):
             kinds.append("untried vLLM")
         return ", ".join(kinds).replace("_", " ")
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether all that vLLM makes of the weights shows in what their own modules compute.
+
+        What else is not dense, and what was never tried, has to answer prompts for that.
+        """
+        kinds = {name for name, is_so in self.kind.items() if is_so}
+        return kinds <= PROBED and not untried(self.key.vllm)
 
     @property
     def family(self) -> dict[str, Json]:

@@ -14,6 +14,7 @@ from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.manifest import MANIFEST, Manifest
 from entrypoint.errors import ManifestError, NotFoundError, StoreError
 from entrypoint.state.attempts import UNUSED, Use
+from entrypoint.state.awaited import Awaited
 from entrypoint.state.memory import Memory
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejections
@@ -158,12 +159,15 @@ def see_local(
         use = uses.get(manifest.digest, UNUSED)
         ranks = tuple(sorted(store.ranks(manifest)))
         state, text = _rejected(manifest, memory) or _checked(store, manifest, memory)
+        seen = _seen(manifests.facts(manifest), manifest, ranks, memory)
+        # A boot from one that waits for its proof may have served the source instead.
+        waits = not seen.proved and Awaited(memory.root).waits(manifest.content)
         found.append(
-            _seen(manifests.facts(manifest), manifest, ranks, memory)._replace(
+            seen._replace(
                 state=state,
                 text=text,
-                served=use.served > 0,
-                loaded=use.loaded,
+                served=use.served > 0 and not waits,
+                loaded=use.loaded and not waits,
                 pinned=name in pinned,
                 running=any(who_uses(store.path(name), use)),
             )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from entrypoint import __version__
-from entrypoint.checkpoint.digest import Json
+from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.state.files import fsync_directory, read_json, write_json
 
 KINDS: Final = ("unproved", "unproven", "unfit", "quarantined", "operator")
@@ -33,6 +33,8 @@ BY_THE_MODEL: Final = (
 
 LASTING: Final = ("quarantined", "operator")
 
+UNPROBED: Final = "tee.proof"
+"""What no load alone can prove, of a model by its key: not to be saved on the way again."""
 
 PUBLIC: Final = 0o644
 PUBLIC_DIRECTORY: Final = 0o755
@@ -98,6 +100,11 @@ class Rejections:
 
     def _path(self, digest: str) -> Path:
         return self.root / "rejections" / f"{digest}.json"
+
+
+def on_the_way(key: str) -> str:
+    """Return by what it goes that a key, which may be saved, is not to be saved on the way."""
+    return digest_json(["on the way", key])
 
 
 def _publish(directory: Path) -> None:

@@ -47,13 +47,13 @@ class Recorder:
         self.found_before = before(model)
 
     def after(self, model: torch.nn.Module, vllm_config: Any) -> None:
-        """Record the post-processed model, and write all that is known, in one atomic file."""
+        """Record the post-processed model, and write all that is known."""
+        self.write(after(model, vllm_config))
+
+    def write(self, found: Entries) -> None:
+        """Write what `before` recorded, and what was found after it, in one atomic file."""
         _, _, rank = compat.tp_pp_rank()
-        evidence: Json = {
-            "rank": rank,
-            "before": self.found_before,
-            "after": after(model, vllm_config),
-        }
+        evidence: Json = {"rank": rank, "before": self.found_before, "after": found}
         write_json(self.directory / rank_evidence_name(self.side, rank), evidence)
 
 

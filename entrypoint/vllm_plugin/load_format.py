@@ -8,8 +8,6 @@ import gc
 import math
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,22 @@ import torch
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from entrypoint.checkpoint import manifest as manifests
+from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.index import TensorEntry
 from entrypoint.checkpoint.layout import Layout
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
-from entrypoint.errors import DamagedError, KeyMismatchError, ShardbootError
+from entrypoint.errors import DamagedError, KeyMismatchError
 from entrypoint.vllm_plugin import compat, refusal
+from entrypoint.vllm_plugin.agreement import (
+    Objection,
+    agreeing,
+    all_load_a_checkpoint,
+    same_everywhere,
+)
 from entrypoint.vllm_plugin.decisions import decided, reproduce
 from entrypoint.vllm_plugin.evidence import Recorder
+from entrypoint.vllm_plugin.in_place import InPlace, show_unwritten
 from entrypoint.vllm_plugin.logical import logical_state
 from entrypoint.vllm_plugin.milestones import descent, note_steps
 from entrypoint.vllm_plugin.notes import Notes
@@ -35,24 +41,13 @@ from entrypoint.vllm_plugin.source import load_from_source
 from entrypoint.vllm_plugin.strict import compare
 
 SETTINGS = frozenset(
-    {"manifest", "boot", "state", "headless", "source", "reader", "fork", "record", "side"}
+    {"manifest", "boot", "state", "headless", "source", "reader", "fork", "prove", "record", "side"}
 )
 
 NO_NOTES = Notes(None, "")
 
-MEET_SECONDS = 60.0
-"""How long workers of other nodes may be behind: they found each other a moment ago."""
-
 _held: list[int] = []
 """Descriptors with a shared lock on a served manifest; never closed, so that gc sees them."""
-
-
-class Objection(Exception):  # noqa: N818 - raised alike on every rank, and answered in one place
-    """What the first rank with an objection says. `unfit`: the checkpoint is another model's."""
-
-    def __init__(self, message: str, *, unfit: bool) -> None:
-        super().__init__(message)
-        self.unfit = unfit
 
 
 class ShardbootLoader(BaseModelLoader):
@@ -60,7 +55,8 @@ class ShardbootLoader(BaseModelLoader):
 
     `model_loader_extra_config` is `{"manifest": DIGEST}`; boot adds `boot` and `state`, its id and
     the state directory to note in what becomes of the load, `headless` on a node without HTTP, and
-    `source`, where the model can be loaded from if the checkpoint does not fit. A proof adds
+    `source`, where the model can be loaded from if the checkpoint does not fit. With `prove`
+    it is compared with what its source gave, before anything is served from it. A proof adds
     `record` and `side`, the directory to leave evidence or a refusal in.
     """
 
@@ -75,8 +71,10 @@ class ShardbootLoader(BaseModelLoader):
         self.source: str | None = settings.get("source")
         self.notes = Notes.of(settings)
         self.recorder = Recorder.of(settings)
+        self.proof = InPlace.of(settings)
         self.manifest: Manifest | None = None
         self.first_here = 0
+        self.loaded: dict[str, Json] = {}
 
     def download_model(self, model_config: Any) -> None:
         """Do nothing: a checkpoint is a local directory."""
@@ -101,41 +99,67 @@ class ShardbootLoader(BaseModelLoader):
         try:
             over_nodes = compat.spans_nodes(vllm_config)
             if over_nodes:
-                _all_load_a_checkpoint()
-            with _agreeing():
+                all_load_a_checkpoint()
+            with agreeing():
                 self.manifest = _open_manifest(Path(model_config.model), self.digest)
                 reproduce(self.manifest.decisions, model_config)
             if over_nodes:
-                _same_everywhere(self.manifest)
+                same_everywhere(self.manifest)
             read_fused_names(vllm_config, model_config)
-            model = super().load_model(
-                vllm_config=vllm_config, model_config=model_config, prefix=prefix
-            )
+            return self._load(vllm_config, model_config, prefix)
         except Objection as error:
             objection = error.with_traceback(None)
-        else:
-            if self.recorder is not None:
-                self.recorder.after(model, vllm_config)
-            return model
+            # Else what it was raised for would keep the model in its frames.
+            objection.__context__ = None
         # Out of the handler: the half-built model must be gone before another one is built.
+        undo_registrations()
         gc.collect()
         torch.accelerator.empty_cache()
         self._answer(objection)
         assert self.source is not None
-        undo_registrations()
         return load_from_source(vllm_config, model_config, prefix, self.source, before)
+
+    def _load(self, vllm_config: Any, model_config: Any, prefix: str) -> torch.nn.Module:
+        """Return the model, filled and post-processed; recorded, or proved, if so told.
+
+        Raises: Objection, on every rank the same.
+        """
+        if self.proof is not None:
+            show_unwritten(True)
+        model = super().load_model(
+            vllm_config=vllm_config, model_config=model_config, prefix=prefix
+        )
+        if self.recorder is not None:
+            self.recorder.after(model, vllm_config)
+        if self.proof is not None:
+            self._prove(self.proof, model, vllm_config)
+        return model
+
+    def _prove(self, proof: InPlace, model: torch.nn.Module, vllm_config: Any) -> None:
+        assert self.manifest is not None
+        _, _, rank = compat.tp_pp_rank()
+        with agreeing():
+            proof.compare(model, vllm_config, self.manifest)
+        if rank == self.first_here:
+            proof.keep(self.manifest)
+            self.notes.line("loaded", **self.loaded)
+            compat.logger().info("shardboot: %s loads to its source's state", self.manifest.name)
+        # Whatever is loaded again later, as after a sleep, was proved.
+        self.proof = None
 
     def _answer(self, objection: Objection) -> None:
         """Note the objection, and raise it where there is no source to go on with."""
         _, _, rank = compat.tp_pp_rank()
         if rank == self.first_here:
             self.notes.line("objection", text=str(objection))
-            if objection.unfit and self.manifest is not None:
-                self.notes.reject(self.manifest.content, str(objection))
+            if objection.fault and self.manifest is not None:
+                self.notes.reject(self.manifest.content, objection.fault, str(objection))
+            elif self.proof is not None and self.manifest is not None:
+                self.proof.leave_open(self.manifest)
         if self.recorder is not None:
             refusal.leave(self.recorder.directory, rank, "proof.load", str(objection))
         if self.source is None:
-            error = KeyMismatchError if objection.unfit else DamagedError
+            error = KeyMismatchError if objection.fault == "unfit" else DamagedError
             raise error(str(objection))
         if rank == self.first_here:
             self.notes.line("fell-back")
@@ -150,8 +174,10 @@ class ShardbootLoader(BaseModelLoader):
         nothing written, unless a read failed.
         """
         if self.manifest is None:
-            with _agreeing():
+            with agreeing():
                 self.manifest = _open_manifest(Path(model_config.model), self.digest)
+        if self.proof is not None:
+            show_unwritten(False)
         tp, pp, rank = compat.tp_pp_rank()
         notes = self.notes if rank == self.first_here else NO_NOTES
         notes.line("loading", **descent())
@@ -160,13 +186,17 @@ class ShardbootLoader(BaseModelLoader):
         # All ranks get on alike: one on each node tells of it.
         every = SECONDS_BETWEEN_LINES if rank == self.first_here else math.inf
         progress = Progress(rank, sum(w.tensor.nbytes for w in wanted), "read", every)
-        with _agreeing():
+        with agreeing():
             count = read_all(wanted, progress.heard)
         seconds = time.monotonic() - started
-        notes.line("loaded", seconds=round(seconds, 3), bytes=count)
+        self.loaded = {"seconds": round(seconds, 3), "bytes": count}
         progress.finished(seconds)
         if self.recorder is not None:
             self.recorder.before(model)
+        if self.proof is not None:
+            self.proof.before(model)
+        else:
+            notes.line("loaded", **self.loaded)
 
     def _compare(
         self, model: torch.nn.Module, directory: Path, layout: Layout, rank: int
@@ -175,47 +205,12 @@ class ShardbootLoader(BaseModelLoader):
         assert self.manifest is not None
         state = logical_state(model)
         entries: dict[str, TensorEntry] = {}
-        with _agreeing():
+        with agreeing():
             entries = compare(directory, self.manifest, state, layout=layout, rank=rank)
         return [
             Wanted(tensor, directory / entries[name].file, entries[name].begin)
             for name, tensor in state.items()
         ]
-
-
-@contextmanager
-def _agreeing() -> Iterator[None]:
-    """Run the block on every rank; raise on all what the first rank that failed says.
-
-    Every rank must come here, and does: nothing but the block's own failures can part them.
-    """
-    verdict: tuple[bool, str] | None = None
-    try:
-        yield
-    except (ShardbootError, OSError, ValueError) as error:
-        verdict = (isinstance(error, KeyMismatchError), str(error))
-    for rank, found in enumerate(compat.gather(verdict)):
-        if found is not None:
-            unfit, message = found
-            raise Objection(f"worker {rank} objects: {message}", unfit=unfit)
-
-
-def _all_load_a_checkpoint() -> None:
-    """Raise on every rank that came where another node's workers were told to load the source."""
-    if not compat.all_come(MEET_SECONDS):
-        raise Objection("workers of another node load no checkpoint", unfit=False)
-
-
-def _same_everywhere(manifest: Manifest) -> None:
-    """Raise on every rank alike where one of them has other weights than rank 0.
-
-    Paths, names, and who saved it when may differ between nodes; what is loaded may not.
-    """
-    found = compat.gather((manifest.name, manifest.state))
-    for rank, (name, state) in enumerate(found):
-        if state != found[0][1]:
-            text = f"worker {rank} has {name} and worker 0 {found[0][0]}, which hold other weights"
-            raise Objection(text, unfit=False)
 
 
 def _open_manifest(directory: Path, digest: str) -> Manifest:

@@ -37,7 +37,7 @@ class Notes:
         if self.state is not None:
             Rejections(self.state).refuse(key, reason, text)
 
-    def reject(self, content: str, reason: str) -> None:
-        """Reject the checkpoint: sound, but not this model's. No boot will try it again."""
+    def reject(self, digest: str, kind: str, reason: str) -> None:
+        """Remember that no boot is to try it again, and for what: one of `KINDS`, or a code."""
         if self.state is not None:
-            Rejections(self.state).add(content, "unfit", reason)
+            Rejections(self.state).add(digest, kind, reason)

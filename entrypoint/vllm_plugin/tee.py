@@ -23,14 +23,17 @@ import torch
 from entrypoint.checkpoint.foreign import MALFORMED
 from entrypoint.checkpoint.fragment import fragment_name
 from entrypoint.checkpoint.layout import Layout
+from entrypoint.checkpoint.proof import rank_evidence_name
 from entrypoint.errors import SaveError, ShardbootError
 from entrypoint.headroom import free_bytes
+from entrypoint.state.rejections import UNPROBED, on_the_way
 from entrypoint.store import order as orders
 from entrypoint.store import staging as stagings
 from entrypoint.store.order import UNCLAIMED
 from entrypoint.store.staging import Staging
 from entrypoint.vllm_plugin import compat
 from entrypoint.vllm_plugin.decisions import decided
+from entrypoint.vllm_plugin.evidence import Recorder, after
 from entrypoint.vllm_plugin.logical import logical_state, refuse_unsavable
 from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.pages import Pages
@@ -53,6 +56,8 @@ class Tee:
         tp, pp, self.rank = compat.tp_pp_rank()
         self.layout = Layout(tp=tp, pp=pp)
         self.started = 0.0
+        self.recorder: Recorder | None = None
+        self.recorded = threading.Event()
 
     @classmethod
     def join(cls, directory: str, notes: Notes, wanted: int) -> Tee | None:
@@ -69,6 +74,8 @@ class Tee:
         with tee._giving_up():
             tee.order = orders.read(staging.path)
             staging.dir_mode = int(tee.order["dir_mode"])
+            if tee.order.get("record"):
+                tee.recorder = Recorder(staging.path, "source")
         return None if tee.is_over else tee
 
     def examine(self, model: torch.nn.Module) -> None:
@@ -83,6 +90,10 @@ class Tee:
         self.started = time.monotonic()
         with self._giving_up():
             decisions = decided(model_config)
+            if self.recorder is None:
+                self.recorded.set()
+            else:
+                self.recorder.before(model)
             state = logical_state(model)
             size = sum(tensor.nbytes for tensor in state.values())
             rest = []
@@ -98,6 +109,22 @@ class Tee:
                 target=self._go_on, args=(rest, decisions), daemon=True, name="shardboot-tee"
             ).start()
 
+    def record(self, model: torch.nn.Module, vllm_config: Any) -> None:
+        """Record what the post-processed model computes, if the next load is to prove it by that.
+
+        Nothing is committed before. What cannot be probed is proved by no load alone.
+        """
+        if self.recorder is None or self.is_over:
+            return
+        with self._giving_up():
+            found = after(model, vllm_config)
+            for name, entry in found.items():
+                if isinstance(entry, dict) and "unprobed" in entry:
+                    msg = f"{name} cannot be probed, so a load alone proves nothing of it"
+                    raise SaveError(msg, reason="tee.proof")
+            self.recorder.write(found)
+        self.recorded.set()
+
     def give_up(self, error: ShardbootError) -> None:
         """Take the tee from all ranks, and say why; the first one to do so is heard."""
         self.is_over = True
@@ -107,6 +134,8 @@ class Tee:
             self.notes.line("tee.failed", reason=error.reason, text=str(error))
             key = str(self.order.get("key_by_config", ""))
             self.notes.refuse(key, error.reason, str(error))
+            if error.reason == UNPROBED:
+                self.notes.reject(on_the_way(key), UNPROBED, str(error))
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -136,6 +165,7 @@ class Tee:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
             while rest:
                 self._write(rest.pop(), decisions)
+            self.recorded.wait()
             if self._is_last():
                 self._finish()
 
@@ -154,7 +184,10 @@ class Tee:
     def _is_last(self) -> bool:
         """Tell whether all ranks have written and this one is to commit; no two are told so."""
         ranks = range(int(self.order["world"]))
-        if not all((self.staging.path / fragment_name(rank)).exists() for rank in ranks):
+        names = [fragment_name(rank) for rank in ranks]
+        if self.recorder is not None:
+            names += [rank_evidence_name("source", rank) for rank in ranks]
+        if not all((self.staging.path / name).exists() for name in names):
             return False
         try:
             (self.staging.path / UNCLAIMED).unlink()

@@ -50,7 +50,11 @@ class ShardbootTee(BaseModelLoader):
             self.tee = Tee.join(self.staging, self.notes, compat.host_memory_wanted(vllm_config))
         if compat.tp_pp_rank()[2] == 0:
             note_steps(compat.worker_class(vllm_config), vllm_config, self.notes)
-        return super().load_model(vllm_config, model_config, prefix)
+        tee = self.tee
+        model = super().load_model(vllm_config, model_config, prefix)
+        if tee is not None:
+            tee.record(model, vllm_config)
+        return model
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         """Load the source's weights; with them begins what is left of the tee."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,11 @@ from checkpoints import TENSORS, make_key, shards
 from store_contract import deep_verify
 
 from entrypoint.checkpoint.fragment import fragment_name
+from entrypoint.checkpoint.proof import rank_evidence_name
 from entrypoint.state.ledger import Ledger
+from entrypoint.state.proofs import Proofs
+from entrypoint.state.rejections import Rejections, on_the_way
+from entrypoint.store.look import manifest_of
 from entrypoint.store.order import ORDER
 
 TEE = {"SHARDBOOT_ON_MISS": "tee"}
@@ -83,6 +88,63 @@ def test_what_the_ranks_have_written_is_committed_and_the_next_boot_serves_it(
     assert house.calls == ["resolve", "serve", "serve"]
 
 
+def test_what_must_be_proved_is_proved_as_it_is_loaded_and_never_sent_before(
+    house: House,
+) -> None:
+    house.rules(resolve={"change": {"kind": {"moe": True}}})
+    staging = Path(house.serve(**TEE).loader["staging"])
+    assert json.loads((staging / ORDER).read_text())["record"] is True
+    write_ranks(staging)
+    for rank in (0, 1):
+        (staging / rank_evidence_name("source", rank)).write_text("{}")
+    name = finish(house, staging)["name"]
+    second = house.serve(**TEE)
+    assert second.events[-2:] == ["prove", "local.hit"]
+    assert second.loader["prove"] is True
+    pushed = house.run("push", "--shared", house.shared, house.model, "-tp", 2)
+    assert pushed.status == 31
+    assert "waits for its proof" in pushed.stderr
+    Proofs(house.state).add(manifest_of(house.store, name).content, {"items": 1})
+    third = house.serve(**TEE)
+    assert third.events[-1:] == ["local.hit"]
+    assert "prove" not in third.events
+    assert "prove" not in third.loader
+
+
+def test_without_what_its_source_gave_nothing_that_must_be_proved_is_committed(
+    house: House,
+) -> None:
+    house.rules(resolve={"change": {"kind": {"moe": True}}})
+    staging = Path(house.serve(**TEE).loader["staging"])
+    write_ranks(staging)
+    answer = finish(house, staging)
+    assert (answer["status"], answer["reason"]) == ("failed", "save.failed")
+    assert house.store.names() == []
+
+
+def test_what_waits_for_its_proof_is_served_only_beside_what_its_source_gave(house: House) -> None:
+    house.rules(resolve={"change": {"kind": {"moe": True}}})
+    staging = Path(house.serve(**TEE).loader["staging"])
+    write_ranks(staging)
+    for rank in (0, 1):
+        (staging / rank_evidence_name("source", rank)).write_text("{}")
+    finish(house, staging)
+    # As on a node to which somebody has copied the directory.
+    shutil.rmtree(house.state / "awaited")
+    plan = house.plan(**TEE)
+    assert (plan["action"], plan["reason"]) == ("tee", "local.unproved")
+
+
+def test_a_model_that_no_load_alone_can_prove_is_saved_before_vllm_starts(house: House) -> None:
+    house.rules(resolve={"change": {"kind": {"moe": True}}})
+    staging = Path(house.serve(**TEE).loader["staging"])
+    key = json.loads((staging / ORDER).read_text())["key_by_config"]
+    Rejections(house.state).add(on_the_way(key), "tee.proof", "l.0 cannot be probed")
+    plan = house.plan(**TEE)
+    assert (plan["action"], plan["reason"]) == ("save", "tee.proof")
+    assert "l.0 cannot be probed" in plan["text"]
+
+
 def test_a_source_that_changed_on_the_way_is_not_published(house: House) -> None:
     staging = Path(house.serve(**TEE).loader["staging"])
     write_ranks(staging)
@@ -130,8 +192,10 @@ def test_without_room_the_source_is_served_and_nothing_is_begun(house: House) ->
 @pytest.mark.parametrize(
     ("change", "words", "settings", "action", "reason"),
     [
-        ({"kind": {"moe": True}}, [], {}, "save", "tee.proof"),
-        ({}, [], {"SHARDBOOT_PROVE": "always"}, "save", "tee.proof"),
+        ({"kind": {"custom_code": True}}, [], {}, "save", "tee.proof"),
+        ({"kind": {"moe": True, "hybrid": True}}, [], {}, "save", "tee.proof"),
+        ({"kind": {"moe": True}}, [], {}, "tee", "local.absent"),
+        ({}, [], {"SHARDBOOT_PROVE": "always"}, "tee", "local.absent"),
         ({}, [], {"SHARDBOOT_PUBLISH": "yes"}, "save", "tee.publish"),
         ({}, ["--nnodes", "2"], {}, "serve-source", "layout.multinode"),
         ({}, [], {}, "tee", "local.absent"),

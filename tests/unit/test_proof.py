@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from entrypoint.checkpoint.digest import Json
-from entrypoint.checkpoint.proof import Item, compare, read, summary
+from entrypoint.checkpoint.proof import Item, compare, only_recomputed, read, summary
 from entrypoint.errors import ProofError
 
 
@@ -64,6 +64,24 @@ def test_a_control_excuses_what_the_source_cannot_reproduce_itself(
 def test_a_control_is_asked_for_once() -> None:
     found = SOURCE | {"a": item("9", 9.0)}
     assert not compare(SOURCE, found, dict(SOURCE)).excusable
+
+
+@pytest.mark.parametrize(
+    ("found", "so"),
+    [
+        pytest.param({"t": item("9", 1.5, recomputed=True)}, True, id="a recomputed table"),
+        pytest.param({"t": item("1", 1.0, recomputed=True)}, True, id="nothing"),
+        pytest.param({"t": item("9", 1.5)}, False, id="it is stored on one side"),
+        pytest.param({}, False, id="one missing"),
+    ],
+)
+def test_tables_that_every_process_recomputes_are_told_from_weights(
+    found: dict[str, Item], *, so: bool
+) -> None:
+    weights = {"w": item("2", 2.0)}
+    source = {"t": item("1", 1.0, recomputed=True)}
+    assert only_recomputed(source | weights, found | weights) is so
+    assert not only_recomputed(source | weights, found | {"w": item("3", 2.0)})
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,10 @@ from entrypoint.sidecar.view import (
     Seen,
     see_local,
 )
+from entrypoint.state.attempts import Use
+from entrypoint.state.awaited import Awaited
 from entrypoint.state.memory import Memory
+from entrypoint.state.proofs import Proofs
 from entrypoint.store.directory import DirectoryStore
 
 HOST = "here"
@@ -391,6 +394,22 @@ def test_who_cannot_tell_whether_somebody_uses_it_takes_it_for_used(
     assert [each.running for each in see_local(store, manifests, memory, {}).seen] == [False]
     monkeypatch.setattr("entrypoint.store.lock.fcntl.flock", has_no_locks)
     assert [each.running for each in see_local(store, manifests, memory, {}).seen] == [True]
+
+
+def test_who_waits_for_its_proof_has_served_nothing_yet(tmp_path: Path) -> None:
+    manifest, state = make_checkpoint(tmp_path / "store"), tmp_path / "state"
+    store, memory = DirectoryStore(tmp_path / "store"), Memory(state)
+    used = {manifest.digest: Use(served=1.0, loaded=True)}
+
+    def found() -> tuple[bool, bool, bool]:
+        [one] = see_local(store, Manifests(store), memory, used).seen
+        return one.served, one.loaded, one.proved
+
+    assert found() == (True, True, False)
+    Awaited(state).add(manifest.content, {0: {}})
+    assert found() == (False, False, False)
+    Proofs(state).add(manifest.content, {"items": 1})
+    assert found() == (True, True, True)
 
 
 def test_what_is_left_to_others_is_left_ever_longer_until_it_is_forgotten(

@@ -75,7 +75,7 @@ def loader(settings: dict[str, Any]) -> Any:
 
 
 def objection() -> type[Exception]:
-    from entrypoint.vllm_plugin.load_format import Objection
+    from entrypoint.vllm_plugin.agreement import Objection
 
     return Objection
 
@@ -133,7 +133,7 @@ def test_nothing_is_written_when_another_rank_objects(
 ) -> None:
     from entrypoint.vllm_plugin import compat
 
-    monkeypatch.setattr(compat, "gather", lambda value: [value, (False, "a torn file")])
+    monkeypatch.setattr(compat, "gather", lambda value: [value, ("", "a torn file")])
     layers = model(0.0)
     with pytest.raises(objection(), match="worker 1 objects: a torn file"):
         loader({"manifest": checkpoint.digest}).load_weights(

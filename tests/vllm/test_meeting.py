@@ -117,7 +117,7 @@ def test_other_weights_on_another_node_are_an_objection_and_another_save_of_the_
     from checkpoints import make_checkpoint
 
     from entrypoint.vllm_plugin import compat
-    from entrypoint.vllm_plugin.load_format import Objection, _same_everywhere
+    from entrypoint.vllm_plugin.agreement import Objection, same_everywhere
 
     one, other = (make_checkpoint(tmp_path, seed=seed) for seed in (0, 1))
 
@@ -128,8 +128,8 @@ def test_other_weights_on_another_node_are_an_objection_and_another_save_of_the_
     later = one.renamed("there")._replace(created_at="2026-02-02T00:00:00Z", save={"host": "b"})
     assert later.content != one.content
     elsewhere(later)
-    _same_everywhere(one)
+    same_everywhere(one)
     elsewhere(other)
     with pytest.raises(Objection, match=f"worker 1 has there and worker 0 {one.name}") as caught:
-        _same_everywhere(one)
-    assert not caught.value.unfit
+        same_everywhere(one)
+    assert not caught.value.fault

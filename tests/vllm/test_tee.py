@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from models import make_model
+from poison import flip_one_value
 from processes import descendants, run
 from serving import FLAGS, Server, decision, environment
 
@@ -19,6 +20,8 @@ from entrypoint.checkpoint import manifest as manifests
 from entrypoint.checkpoint.manifest import MANIFEST, Manifest
 from entrypoint.insight.timeline import timelines
 from entrypoint.state.ledger import Ledger
+from entrypoint.state.proofs import Proofs
+from entrypoint.state.rejections import Rejections
 
 pytestmark = pytest.mark.vllm
 
@@ -124,6 +127,53 @@ def test_what_is_saved_on_the_way_is_what_a_save_makes_and_the_next_boot_serves_
     here.ask("save", local_dir=str(here.room / "saved"))
     saved = manifest_in(here.room / "saved")
     assert (saved.key, saved.state, saved.source) == (made.key, made.state, made.source)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoilt"),
+    [("int8", "weight_scale"), pytest.param("moe", "w2_weight", marks=pytest.mark.long)],
+)
+def test_what_must_be_proved_is_proved_by_the_load_that_serves_it_or_the_source_is_served(
+    tmp_path: Path, kind: str, spoilt: str
+) -> None:
+    make_model(kind, tmp_path / "model")
+    (tmp_path / "good").mkdir()
+    here = Node(tmp_path / "good", tmp_path / "model", 2)
+    with here.serve() as server:
+        server.wait_until_healthy()
+        first = server.complete(str(here.model), PROMPT)
+        here.wait_for("tee.done", server)
+    assert len(set(first.tokens)) > 3
+    shutil.copytree(here.room, tmp_path / "bad", symlinks=True)
+    made = manifest_in(here.store)
+    assert made.proof is None
+    with here.serve() as server:
+        server.wait_until_healthy()
+        assert server.complete(str(here.model), PROMPT) == first
+    assert decision(server.log) == ("local", "local.hit")
+    assert "loads to its source's state" in server.log.read_text()
+    proved = Proofs(here.state).find(made.content)
+    assert proved is not None
+    assert (proved["in_place"], proved["unprobed"]) == (True, [])
+
+    there = Node(tmp_path / "bad", here.model, 2)
+    wrong = flip_one_value(there.store / made.name, spoilt)
+    for path in (there.state / "awaited").iterdir():
+        path.rename(path.with_name(path.name.replace(made.content, wrong.content)))
+    with there.serve() as server:
+        server.wait_until_healthy()
+        assert server.complete(str(here.model), PROMPT) == first
+    assert decision(server.log) == ("local", "local.hit")
+    assert "Loading the source instead" in server.log.read_text()
+    rejected = Rejections(there.state).find(wrong.content)
+    assert rejected is not None
+    assert rejected.kind == "unproven"
+    assert (
+        f"source's state with vLLM {made.key.vllm}: rank 0 after model.layers.0." in rejected.reason
+    )
+    assert Proofs(there.state).find(wrong.content) is None
+    plan = there.ask("plan")
+    assert (plan["action"], plan["reason"]) == ("serve-source", "local.unproven")
 
 
 NO_MEMORY = "import entrypoint.headroom\nentrypoint.headroom.free_bytes = lambda: 0\n"

@@ -6,11 +6,12 @@ import fcntl
 import json
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.fragment import fragment_name
 from entrypoint.errors import SaveError
 from entrypoint.state.ledger import Ledger
-from entrypoint.state.rejections import Rejections
+from entrypoint.state.rejections import Rejections, on_the_way
 from entrypoint.store import order as orders
 from entrypoint.store import staging as stagings
 from entrypoint.store.order import ORDER
@@ -81,8 +82,12 @@ class Server:
     def memory(self, free: int) -> None:
         self.patch.setattr(tee, "free_bytes", lambda: free)
 
-    def join(self, number: int) -> Tee | None:
+    def is_now(self, number: int) -> None:
+        """Have this process be another rank's."""
         self.patch.setattr(compat, "tp_pp_rank", lambda: (2, 1, number))
+
+    def join(self, number: int) -> Tee | None:
+        self.is_now(number)
         return Tee.join(str(self.path), Notes(self.state, "b"), 0)
 
     def rank(self, number: int) -> Tee:
@@ -263,6 +268,51 @@ def test_a_model_that_has_no_state_is_remembered_as_a_save_would(server: Server)
     found = Rejections(server.state).find(KEY)
     assert found is not None
     assert found.kind == "save.meta-tensor"
+
+
+class Real(threading.Thread):
+    """A thread that a test can wait for."""
+
+    all: ClassVar[list[Real]] = []
+
+    def start(self) -> None:
+        self.all.append(self)
+        super().start()
+
+
+def test_nothing_is_committed_before_every_rank_has_recorded_what_it_computes(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("threading.Thread", Real)
+    monkeypatch.setattr(Real, "all", [])
+    monkeypatch.setattr(tee, "after", lambda *_: {"layer": {"digest": "d", "sketch": []}})
+    server.orders(record=True)
+    ranks = [server.rank(0), server.rank(1)]
+    for rank in ranks:
+        rank.take(MODEL, None)
+    for number, rank in enumerate(ranks):
+        assert not (tmp_path / "ran").exists()
+        server.is_now(number)
+        rank.record(MODEL, None)
+        Real.all[number].join(60)
+    assert (tmp_path / "ran").exists()
+    (told,) = (json.loads(path.read_text()) for path in server.path.glob(".source-rank-1.json"))
+    assert told["before"].keys() == {"weight"}
+    assert told["after"].keys() == {"layer"}
+
+
+def test_what_no_load_alone_can_prove_is_not_saved_on_the_way_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tee, "after", lambda *_: {"layer": {"unprobed": "TypeError: no"}})
+    server.orders(record=True)
+    server.rank(1).record(MODEL, None)
+    assert server.events() == ["tee.failed"]
+    assert not server.path.exists()
+    found = Rejections(server.state).find(on_the_way(KEY))
+    assert found is not None
+    assert found.kind == "tee.proof"
+    assert Rejections(server.state).find(KEY) is None
 
 
 def test_what_says_nothing_of_the_model_is_not_remembered(server: Server) -> None:

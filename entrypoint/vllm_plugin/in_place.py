@@ -1,0 +1,104 @@
+"""Proving a checkpoint by the load that is to serve it, before the port opens.
+
+Each rank compares what it has loaded with what the same rank recorded of the source, while that was
+served and saved on the way: all that `evidence` knows of a rank. Tokens and logprobs are not
+compared, since no engine runs yet; nor is there a second load of the source to excuse a difference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from entrypoint.checkpoint import proof
+from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.errors import ProofError
+from entrypoint.state.awaited import Awaited
+from entrypoint.state.proofs import Proofs
+from entrypoint.vllm_plugin import compat, evidence
+
+NO_ANSWERS: Final = b"{}"
+
+
+class InPlace:
+    """One rank's part of a proof in place; `state` is the state directory."""
+
+    def __init__(self, state: Path) -> None:
+        self.awaited, self.proofs = Awaited(state), Proofs(state)
+        self.found: evidence.Entries = {}
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> InPlace | None:
+        """Return what a loader's settings ask for: None without `prove`."""
+        return cls(Path(str(settings["state"]))) if settings.get("prove") else None
+
+    def before(self, model: torch.nn.Module) -> None:
+        """Record the model between `load_weights` and post-processing."""
+        self.found = evidence.before(model)
+
+    def compare(self, model: torch.nn.Module, vllm_config: Any, manifest: Manifest) -> None:
+        """Compare the post-processed model, and what `before` recorded, with the source's.
+
+        Raises: ProofError naming what differs first; `proof.unfinished` where that is not the
+        checkpoint's fault: the evidence is gone, or, once, a table that every process recomputes.
+        """
+        _, _, rank = compat.tp_pp_rank()
+        content = manifest.content
+        told = self.awaited.find(content, rank)
+        if told is None:
+            msg = f"{manifest.name} cannot be proved: nothing is left of what its source gave"
+            raise ProofError(msg, reason=proof.UNFINISHED)
+        after = evidence.after(model, vllm_config)
+        source = _read(told)
+        found = _read({"rank": rank, "before": self.found, "after": after})
+        verdict = proof.compare(source, found)
+        if verdict.proves:
+            return
+        is_open = proof.only_recomputed(source, found) and not self.awaited.was_put_off(content)
+        first, count = verdict.discrepancies[0], len(verdict.discrepancies)
+        msg = (
+            f"{manifest.name} does not load to the source's state with vLLM {manifest.key.vllm}: "
+            f"{first} (one of {count})"
+        )
+        raise ProofError(msg, reason=proof.UNFINISHED if is_open else "")
+
+    def leave_open(self, manifest: Manifest) -> None:
+        """Let the next load try once more; where that cannot be kept, every next one will."""
+        with _said():
+            self.awaited.put_off(manifest.content)
+
+    def keep(self, manifest: Manifest) -> None:
+        """Keep the proof, once all ranks agree; where it cannot be kept, the next load proves."""
+        content, vllm = manifest.content, manifest.key.vllm
+        plugin = str(manifest.save.get("plugin"))
+        with _said():
+            source: dict[str, proof.Item] = {}
+            for rank in manifest.layout.ranks:
+                source |= _read(self.awaited.find(content, rank))
+            kept = proof.summary(source, controlled=False, vllm=vllm, plugin=plugin)
+            self.proofs.add(content, kept | {"in_place": True})
+
+
+def _read(recorded: object) -> dict[str, proof.Item]:
+    return proof.read([json.dumps(recorded).encode()], NO_ANSWERS)
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ProofError) as error:
+        compat.logger().warning("shardboot: what was found out cannot be kept: %s", error)
+
+
+def show_unwritten(show: bool) -> None:
+    """From now on have fresh tensors filled with NaN, or the largest number, or no longer.
+
+    What is not written after that would pass for the source's state by chance: often both are 0.
+    """
+    torch.use_deterministic_algorithms(show, warn_only=True)
