@@ -8,34 +8,30 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from entrypoint import compiled, launch, readahead
+from entrypoint import compiled, hand_over
 from entrypoint.assess import Assessment, Boot, assess, doubted
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
 from entrypoint.checkpoint.inspect import ranks_in, verify_deep
 from entrypoint.checkpoint.manifest import Manifest
-from entrypoint.engine.executable import locate, with_plugin
+from entrypoint.engine.executable import locate
 from entrypoint.errors import RefusedError, ShardbootError
+from entrypoint.hand_over import Program
 from entrypoint.log import human_bytes
-from entrypoint.obstacles import unproved
 from entrypoint.plan import Action, Obstacle, decide, in_words, lack
 from entrypoint.state import process, stops
 from entrypoint.state.attempts import TIERS, Entry, delay_seconds, failures_in_row
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.rejections import Rejections
-from entrypoint.state.status import Server
 from entrypoint.store import lock
 from entrypoint.store.look import remember_look
 
 NEVER_FAIL_OPEN: Final = (2, 10, 60, 61)
 """Exit codes of usage, configuration and privilege: these must be mended, not survived."""
-
-LOADED_BY_US: Final = ("reuse", "tee")
-"""Actions after which our plugin is told what to load, and whether to fork."""
 
 
 def new_boot_id() -> str:
@@ -54,88 +50,14 @@ def serve(boot: Boot) -> NoReturn:
         boot.status.know(address=assessment.resolution.server)
     action, assessment, taken = settle(boot, assessment)
     if action.kind == "refuse":
-        _note(boot, action, assessment, taken)
+        hand_over.note(boot, action, assessment, taken)
         raise RefusedError(action.text, reason=action.reason, code=action.exit_code)
-    environ = boot.environ
-    words = list(boot.words)
-    if action.kind == "reuse":
-        words = _held(boot, assessment, action)
-        environ = compiled.give(boot, action, with_plugin(environ))
-    if action.kind == "tee":
-        words = _teeing(boot, assessment, action)
-        environ = with_plugin(environ)
-    if action.kind in LOADED_BY_US and _forks(boot, assessment):
-        environ = {**environ, **launch.preloading(assessment.resolution)}
+    vllm = hand_over.prepare(boot, assessment, action)
     key = assessment.key.digest if assessment.key else None
     name = action.manifest.name if action.manifest else None
     facts: dict[str, Json] = {"action": action.kind, "key": key, "checkpoint": name}
     boot.log.decided(action.reason, _sentence(action), **facts)
-    _become(boot, action, assessment, taken, (assessment.engine.path, words, environ))
-
-
-def _become(
-    boot: Boot,
-    action: Action,
-    assessment: Assessment | None,
-    taken: Sequence[str],
-    vllm: tuple[str, Sequence[str], Mapping[str, str]],
-) -> NoReturn:
-    """Note what will be served, in which process, and have vLLM begin there."""
-    path, words, environ = vllm
-    pid = boot.seat.take(lambda text: boot.status.phase("waiting", text))
-    boot.status.know(server=Server.of(pid))
-    boot.status.phase("starting", **_facts(action, taken))
-    _note(boot, action, assessment, taken)
-    boot.seat.become(path, ["serve", *words], environ, boot.umask)
-
-
-def _held(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
-    """Lock the checkpoint for as long as vLLM lives, and return vLLM's words for it."""
-    assert action.manifest is not None
-    assert action.path is not None
-    assert assessment.resolution is not None
-    # The descriptor is inheritable and never closed: it crosses exec on purpose.
-    lock.hold_manifest(Path(action.path), action.manifest.digest)
-    loader: dict[str, Json] = {
-        "manifest": action.manifest.digest,
-        "boot": boot.log.boot,
-        "state": str(boot.settings.state_dir),
-    }
-    if assessment.resolution.server.headless:
-        loader["headless"] = True
-    if assessment.situation.has_source:
-        loader["source"] = assessment.source.here.directory or assessment.resolution.model_word
-    if _forks(boot, assessment):
-        loader["fork"] = True
-    if needed := unproved(boot.settings, assessment.resolution, action.manifest):
-        boot.log.line("prove", f"{action.manifest.name}: {needed}, so it is proved as it is loaded")
-        loader["prove"] = True
-    if boot.settings.prefetch:
-        ranks = assessment.resolution.ranks
-        directory, heir = Path(action.path), boot.seat.heir
-        loader["reader"] = readahead.start(directory, action.manifest, ranks, heir)
-    return launch.checkpoint_words(assessment.resolution, boot.words, action.path, loader)
-
-
-def _forks(boot: Boot, assessment: Assessment) -> bool:
-    """Whether vLLM is to import once, and fork its other processes."""
-    assert assessment.resolution is not None
-    resolution, wish = assessment.resolution, boot.settings.single_import
-    if resolution.preload is None:
-        return False
-    return wish == "yes" or (wish == "auto" and resolution.key.platform.startswith("cpu"))
-
-
-def _teeing(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
-    """Return vLLM's words for the source, saved into the staging of a tee that has begun."""
-    from entrypoint import tee  # noqa: PLC0415 - a hit saves nothing
-
-    assert action.path is not None
-    assert assessment.resolution is not None
-    loader = tee.loader(boot, assessment, action.path)
-    if _forks(boot, assessment):
-        loader["fork"] = True
-    return launch.tee_words(assessment.resolution, boot.words, loader)
+    hand_over.become(boot, action, assessment, taken, vllm)
 
 
 def _sentence(action: Action) -> str:
@@ -146,50 +68,6 @@ def _sentence(action: Action) -> str:
             return f"serving the source, and saving a checkpoint on the way: {action.text}"
         case _:
             return action.text
-
-
-def _facts(action: Action, taken: Sequence[str] = ()) -> dict[str, str]:
-    """Return what the status says of an action: its tier is where the weights come from."""
-    step = taken[-1].partition(":")[0] if taken and action.kind == "reuse" else action.kind
-    return {
-        "action": action.kind,
-        "tier": TIERS[step],
-        "reason": action.reason,
-        "checkpoint": action.manifest.name if action.manifest else "",
-        "ranks": action.ranks,
-    }
-
-
-def _note(
-    boot: Boot, action: Action, assessment: Assessment | None, taken: Sequence[str] = ()
-) -> None:
-    """Leave the one line that must outlive exec; `taken` are the steps before, by their reasons."""
-    server = boot.status.status.server
-    key = assessment.key if assessment else None
-    entry: dict[str, Json] = {
-        "boot": boot.log.boot,
-        "time": round(time.time(), 3),
-        "event": "attempt",
-        "action": action.kind,
-        "reason": action.reason,
-        "after": [*taken],
-        "phases": boot.status.phases,
-        "checkpoint": action.manifest.name if action.manifest else None,
-        "manifest": action.manifest.digest if action.manifest else None,
-        "key": key.digest if key else None,
-        "pid": server.pid,
-        "pid_start": server.start,
-        "host_boot": server.host_boot,
-    }
-    if assessment is not None and assessment.resolution is not None:
-        entry |= assessment.resolution.family
-    if action.ranks:
-        entry["ranks"] = action.ranks
-    if not (Ledger(boot.settings.state_dir).append(entry) and boot.status.is_kept):
-        boot.log.line(
-            "state.unwritable",
-            f"{boot.settings.state_dir}: nothing can be kept there; boots will be slower",
-        )
 
 
 def settle(boot: Boot, assessment: Assessment) -> tuple[Action, Assessment, list[str]]:
@@ -310,7 +188,7 @@ def _step(boot: Boot, assessment: Assessment, action: Action) -> Assessment:
     from entrypoint import steps, turns  # noqa: PLC0415 - a hit takes no step
 
     boot.log.line(action.reason, f"{action.kind}: {action.text}", action=action.kind)
-    boot.status.know(**_facts(action))
+    boot.status.know(**hand_over.facts(action))
     perform = turns.copy if action.kind == "copy" else turns.save
     try:
         made = steps.alone(boot, assessment, action, perform)
@@ -326,7 +204,7 @@ def _begin_tee(boot: Boot, assessment: Assessment, action: Action) -> tuple[Acti
     """
     from entrypoint import steps, tee  # noqa: PLC0415 - a hit takes no step
 
-    boot.status.know(**_facts(action))
+    boot.status.know(**hand_over.facts(action))
     try:
         begun = steps.alone(boot, assessment, action, tee.begin)
     except ShardbootError as error:
@@ -362,5 +240,5 @@ def fall_back(boot: Boot, reason: str, text: str) -> NoReturn:
     """Become vLLM with the user's own words, untouched, for this reason. Raises: ExecError."""
     action = Action("serve-source", reason, text)
     boot.log.decided(reason, text, action=action.kind)
-    vllm = locate(boot.settings.vllm, boot.environ)
-    _become(boot, action, None, (), (vllm, boot.words, boot.environ))
+    path = locate(boot.settings.vllm, boot.environ)
+    hand_over.become(boot, action, None, (), Program(path, boot.words, boot.environ))

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, assert_never
 
 import click
 
-from entrypoint import compiled, proving, steps, turns
+from entrypoint import compiled, proving, publishing, steps, turns
 from entrypoint.assess import Assessment, Boot, assess, doubted
 from entrypoint.boot import failures_so_far, given_up, past
 from entrypoint.checkpoint.digest import Json
@@ -152,8 +152,8 @@ def push(ctx: click.Context, /, output: str, **flags: Any) -> None:
     """Copy the local checkpoint that fits to the shared store."""
     this = new_boot(flags, ctx.obj["words"], ctx.obj["environ"])
     assessment = assess(this)
-    manifest = steps.wanted_checkpoint(this, assessment)
-    published = steps.push(this, assessment, manifest)
+    manifest = publishing.wanted_checkpoint(this, assessment)
+    published = publishing.push(this, assessment, manifest)
     if this.settings.publish_caches:
         assert assessment.shared_store is not None
         here = assessment.local_store.path(manifest.name)

@@ -1,4 +1,4 @@
-"""One step of a boot: copy, save or push a checkpoint, as the only process of this host.
+"""One step of a boot: copy or save a checkpoint, as the only process of this host.
 
 When a step raises, nothing of it is published. What had to make way for it stays away: a damaged
 checkpoint of the same name, and those evicted for room.
@@ -6,36 +6,29 @@ checkpoint of the same name, and those evicted for room.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from entrypoint import compiled
-from entrypoint.assess import Assessment, Boot, answers, assess_again
-from entrypoint.checkpoint.digest import digest_file
+from entrypoint import compiled, publishing
+from entrypoint.assess import Assessment, Boot, assess_again
 from entrypoint.checkpoint.finding import Complete, Damaged, Finding, Rejected
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.engine.resolution import Resolution
 from entrypoint.errors import (
-    ConfigError,
-    DamagedError,
     ManifestError,
     NotFoundError,
     ShardbootError,
     StagingError,
     StoreError,
 )
-from entrypoint.log import human_bytes
-from entrypoint.obstacles import proof_needed, unproved
-from entrypoint.plan import Action, decide
+from entrypoint.obstacles import proof_needed
+from entrypoint.plan import Action
 from entrypoint.progress import Progress
 from entrypoint.state.ledger import Ledger
 from entrypoint.store import lock
-from entrypoint.store.base import CheckpointStaging, CheckpointStore
-from entrypoint.store.directory import DirectoryStore
-from entrypoint.store.look import manifest_of, remember_look
+from entrypoint.store.look import manifest_of
 
 if TYPE_CHECKING:
     from entrypoint.assembly import Subject
@@ -166,7 +159,7 @@ def _copy_ranks(
         taken = staging.room_taken(manifest.files_for(ranks))
         make_room(boot, assessment, manifest.size_for(ranks), manifest.name, staging.path, taken)
         started = time.monotonic()
-        made = transport(boot, source, staging, manifest, ranks, "copy", store.where)
+        made = publishing.transport(boot, source, staging, manifest, ranks, "copy", store.where)
     assert assessment.resolution is not None
     _note(boot, "copy.done", assessment.resolution, made, time.monotonic() - started)
     return made
@@ -215,36 +208,6 @@ def make_room(
         lambda text: boot.log.line("space.evicted", text),
         staged,
     )
-
-
-def transport(
-    boot: Boot,
-    source: CheckpointStore,
-    staging: CheckpointStaging,
-    manifest: Manifest,
-    ranks: Collection[int],
-    verb: str,
-    where: str,
-) -> Manifest:
-    """Copy one checkpoint, for `ranks`, between stores; return it as published.
-
-    Verified in the stream. `where` names the store of `staging`, which must have room. When this
-    raises, nothing is published there.
-    """
-    from entrypoint.store import transfer  # noqa: PLC0415 - a hit copies nothing
-
-    entries, total = manifest.files_for(ranks), manifest.size_for(ranks)
-    boot.status.phase("copying" if verb == "copy" else "publishing")
-    if staging.held_bytes:
-        text = f"{human_bytes(staging.held_bytes)} of {human_bytes(total)} are there already"
-        boot.log.line(f"{verb}.resumed", f"{text}, from one that was interrupted; reading them")
-    with Progress(boot.log, boot.status, verb, total, staging.held_bytes) as progress:
-        transfer.copy(source, manifest.name, manifest, entries, staging, progress.add)
-        result = staging.commit(manifest, ranks)
-    some = "" if len(ranks) == manifest.layout.world else f" for {manifest.layout.in_words(ranks)}"
-    text = f"{result.name} {result.outcome} in {where}{some}"
-    boot.log.line(f"{verb}.done", f"{text}: {progress.summary}")
-    return manifest.renamed(result.name)
 
 
 def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
@@ -307,83 +270,6 @@ def subject_of(assessment: Assessment) -> Subject:
 def _publish(boot: Boot, assessment: Assessment, manifest: Manifest) -> None:
     """Push a fresh save; a failure is said and costs nothing else."""
     try:
-        push(boot, assessment, manifest)
+        publishing.push(boot, assessment, manifest)
     except ShardbootError as error:
         boot.log.line("publish.failed", f"{error}", hint=error.hint)
-
-
-def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
-    """Copy a local checkpoint to the shared store.
-
-    Raises: ConfigError without one; as `publish`.
-    """
-    if assessment.shared_store is None:
-        msg = "there is no shared store"
-        raise ConfigError(msg, hint="set --shared")
-    return publish(boot, assessment.local_store, assessment.shared_store, manifest)
-
-
-def publish(
-    boot: Boot, source: DirectoryStore, target: CheckpointStore, manifest: Manifest
-) -> Manifest:
-    """Copy a checkpoint to a store of many nodes, where theirs are never evicted.
-
-    One that is found damaged on the way is known to be so from then on.
-    Raises: NotFoundError where only some ranks are here; StoreError; SpaceError; StagingError;
-    DamagedError.
-    """
-    from entrypoint.store import space  # noqa: PLC0415 - a hit pushes nothing
-
-    ranks = manifest.layout.ranks
-    if set(ranks) - set(held := source.ranks(manifest)):
-        said = manifest.layout.in_words(held)
-        msg = f"{manifest.name}: the local store has {said} only, and a push takes all"
-        raise NotFoundError(msg, hint="push it from the machine that saved it")
-    if not answers(target):
-        raise StoreError(f"{target.where} does not answer")
-    if isinstance(target, DirectoryStore) and not _takes_names(target.root):
-        raise StoreError(f"{target.where}: uid {os.geteuid()} may not write there")
-    with target.stage(manifest.name, manifest.content) as staging:
-        if isinstance(target, DirectoryStore):
-            needed = manifest.size - staging.room_taken(manifest.files)
-            space.require_room(target.root, needed, space.Limits(boot.settings.reserve_bytes))
-        try:
-            return transport(boot, source, staging, manifest, ranks, "push", target.where)
-        except DamagedError as error:
-            _know_damage(boot, source.path(manifest.name), manifest, error.file)
-            raise
-
-
-def _know_damage(boot: Boot, directory: Path, manifest: Manifest, file: str) -> None:
-    """Look at a file again, and remember what is wrong: read wrong once, it may be right.
-
-    At that one alone: others wait for whoever publishes, and a scrub finds whatever else there is.
-    """
-    try:
-        wrong = tuple(
-            f"{entry.path}: BLAKE3 is not the one in the manifest"
-            for entry in manifest.files
-            if entry.path == file and digest_file(directory / file) != entry.blake3
-        )
-    except OSError:
-        return
-    if wrong:
-        remember_look(directory, manifest, wrong, boot.memory)
-
-
-def _takes_names(root: Path) -> bool:
-    """Tell whether what was copied could get its name; one that is not there yet will be made."""
-    return not os.path.isdir(root) or os.access(root, os.W_OK | os.X_OK)
-
-
-def wanted_checkpoint(boot: Boot, assessment: Assessment) -> Manifest:
-    """Return the local checkpoint that fits. Raises: NotFoundError saying what there is."""
-    action = decide(assessment.situation, boot.policy)
-    if action.kind == "reuse" and action.manifest is not None:
-        assert assessment.resolution is not None
-        if unproved(boot.settings, assessment.resolution, action.manifest):
-            msg = f"{action.manifest.name} waits for its proof"
-            raise NotFoundError(msg, hint="a boot proves it as it loads it; or `shardboot prove`")
-        return action.manifest
-    msg = f"no local checkpoint fits: {action.text}"
-    raise NotFoundError(msg, hint="`shardboot save` makes one")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Final
 
-from entrypoint import compiled, steps
+from entrypoint import compiled, publishing, steps
 from entrypoint.caches.collect import collect as collect_caches
 from entrypoint.checkpoint.manifest import FileEntry, Manifest
 from entrypoint.errors import DamagedError, LockTimeoutError
@@ -105,7 +105,7 @@ class Prefetch:
     def run(self) -> Iterator[float]:
         """Copy all that is wanted, where this user may.
 
-        Raises: as `steps.transport`; SpaceError; StoreError.
+        Raises: as `publishing.transport`; SpaceError; StoreError.
         """
         node = self._node
         wanted = self._wanted()
@@ -148,7 +148,7 @@ class Prefetch:
             staging = stack.enter_context(node.local.stage(manifest.name, part))
             have_room(node, staging, manifest.files_for(wanted.ranks))
             try:
-                made = steps.transport(
+                made = publishing.transport(
                     *(node.boot, source, staging, manifest, wanted.ranks),
                     *("copy", node.local.where),
                 )

@@ -9,10 +9,10 @@ from entrypoint import headroom, proving
 from entrypoint.assess import Assessment, Boot, assess
 from entrypoint.checkpoint.finding import Rejected
 from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.checkpoint.proof import UNFINISHED
 from entrypoint.errors import ProofError, ShardbootError
 from entrypoint.log import human_bytes
 from entrypoint.obstacles import unwritable
-from entrypoint.prover import UNFINISHED
 from entrypoint.sidecar.choice import to_prove
 from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.later import Later, in_turn

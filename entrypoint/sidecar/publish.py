@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Final
 
-from entrypoint import steps
+from entrypoint import publishing
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.obstacles import unwritable
 from entrypoint.sidecar.choice import to_publish
@@ -32,7 +32,7 @@ class Publish:
         self.later = Later()
 
     def run(self) -> Iterator[float]:
-        """Push all that may be served, and that nobody else is at. Raises: as `steps.publish`."""
+        """Push all that may be served, and that nobody else is at. Raises: as `publish`."""
         yield from in_turn(self._wanted(), lambda each: each.key, self._publish, self.later)
 
     def _wanted(self) -> list[Seen]:
@@ -60,7 +60,7 @@ class Publish:
             if wanted not in self._wanted():
                 self.later.forget(wanted.key)
                 return
-            steps.publish(node.boot, node.local, node.shared, manifest)
+            publishing.publish(node.boot, node.local, node.shared, manifest)
         self.later.forget(wanted.key)
         self._published.note(wanted.content, now())
         node.metrics.published.inc()

@@ -13,11 +13,11 @@ from checkpoints import make_checkpoint, make_key
 from entrypoint import headroom, proving
 from entrypoint.checkpoint.finding import Complete, Finding, Rejected
 from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.checkpoint.proof import UNFINISHED
 from entrypoint.config import resolve
 from entrypoint.errors import ProofError
 from entrypoint.log import Log
 from entrypoint.plan import Obstacle
-from entrypoint.prover import UNFINISHED
 from entrypoint.sidecar import prove
 from entrypoint.sidecar.choice import to_prove
 from entrypoint.sidecar.node import Node

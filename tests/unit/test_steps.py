@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from checkpoints import make_checkpoint, make_key
 
-from entrypoint import prover, proving, steps
+from entrypoint import prover, proving, publishing, steps
 from entrypoint.assess import Assessment, Boot
 from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Finding, Rejected
 from entrypoint.config import resolve
@@ -46,7 +46,7 @@ def test_a_copy_tells_how_many_bytes_are_there_of_how_many(
     boot = Boot(settings, (), {}, Log("b", descriptor=-1), report)
     with local.stage(manifest.name, manifest.content) as staging:
         ranks = manifest.layout.ranks
-        steps.transport(boot, shared, staging, manifest, ranks, verb, local.where)
+        publishing.transport(boot, shared, staging, manifest, ranks, verb, local.where)
     assert {each.phase for each in written} == {phase}
     assert (written[0].done, written[0].total) == (0, 0)
     assert (written[-1].done, written[-1].total) == (manifest.size, manifest.size)

@@ -16,7 +16,7 @@ import pytest
 from checkpoints import make_checkpoint
 from store_contract import deep_verify, left_over
 
-from entrypoint import proving, steps
+from entrypoint import proving, publishing, steps
 from entrypoint.assess import Assessment, Boot, rejections_by
 from entrypoint.checkpoint.finding import (
     Absent,
@@ -342,7 +342,7 @@ def test_a_push_of_some_ranks_is_refused_in_one_line(
     far = DirectoryStore(tmp_path / "far")
     far.root.mkdir()
     with pytest.raises(NotFoundError, match=r"the local store has ranks 2-3 of 4 only, and a push"):
-        steps.push(boot, assessed(far, local, [2, 3], Absent()), manifest)
+        publishing.push(boot, assessed(far, local, [2, 3], Absent()), manifest)
     assert os.listdir(far.root) == []
 
 

@@ -1,0 +1,129 @@
+"""Carrying a checkpoint from store to store: here, and to where many nodes share it.
+
+When this raises, nothing is published where it was to go.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from entrypoint.assess import Assessment, Boot, answers
+from entrypoint.checkpoint.digest import digest_file
+from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.errors import ConfigError, DamagedError, NotFoundError, StoreError
+from entrypoint.log import human_bytes
+from entrypoint.obstacles import unproved
+from entrypoint.plan import decide
+from entrypoint.progress import Progress
+from entrypoint.store.base import CheckpointStaging, CheckpointStore
+from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.look import remember_look
+
+
+def transport(
+    boot: Boot,
+    source: CheckpointStore,
+    staging: CheckpointStaging,
+    manifest: Manifest,
+    ranks: Collection[int],
+    verb: str,
+    where: str,
+) -> Manifest:
+    """Copy one checkpoint, for `ranks`, between stores; return it as published.
+
+    Verified in the stream. `where` names the store of `staging`, which must have room. When this
+    raises, nothing is published there.
+    """
+    from entrypoint.store import transfer  # noqa: PLC0415 - a hit copies nothing
+
+    entries, total = manifest.files_for(ranks), manifest.size_for(ranks)
+    boot.status.phase("copying" if verb == "copy" else "publishing")
+    if staging.held_bytes:
+        text = f"{human_bytes(staging.held_bytes)} of {human_bytes(total)} are there already"
+        boot.log.line(f"{verb}.resumed", f"{text}, from one that was interrupted; reading them")
+    with Progress(boot.log, boot.status, verb, total, staging.held_bytes) as progress:
+        transfer.copy(source, manifest.name, manifest, entries, staging, progress.add)
+        result = staging.commit(manifest, ranks)
+    some = "" if len(ranks) == manifest.layout.world else f" for {manifest.layout.in_words(ranks)}"
+    text = f"{result.name} {result.outcome} in {where}{some}"
+    boot.log.line(f"{verb}.done", f"{text}: {progress.summary}")
+    return manifest.renamed(result.name)
+
+
+def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
+    """Copy a local checkpoint to the shared store.
+
+    Raises: ConfigError without one; as `publish`.
+    """
+    if assessment.shared_store is None:
+        msg = "there is no shared store"
+        raise ConfigError(msg, hint="set --shared")
+    return publish(boot, assessment.local_store, assessment.shared_store, manifest)
+
+
+def publish(
+    boot: Boot, source: DirectoryStore, target: CheckpointStore, manifest: Manifest
+) -> Manifest:
+    """Copy a checkpoint to a store of many nodes, where theirs are never evicted.
+
+    One that is found damaged on the way is known to be so from then on.
+    Raises: NotFoundError where only some ranks are here; StoreError; SpaceError; StagingError;
+    DamagedError.
+    """
+    from entrypoint.store import space  # noqa: PLC0415 - a hit pushes nothing
+
+    ranks = manifest.layout.ranks
+    if set(ranks) - set(held := source.ranks(manifest)):
+        said = manifest.layout.in_words(held)
+        msg = f"{manifest.name}: the local store has {said} only, and a push takes all"
+        raise NotFoundError(msg, hint="push it from the machine that saved it")
+    if not answers(target):
+        raise StoreError(f"{target.where} does not answer")
+    if isinstance(target, DirectoryStore) and not _takes_names(target.root):
+        raise StoreError(f"{target.where}: uid {os.geteuid()} may not write there")
+    with target.stage(manifest.name, manifest.content) as staging:
+        if isinstance(target, DirectoryStore):
+            needed = manifest.size - staging.room_taken(manifest.files)
+            space.require_room(target.root, needed, space.Limits(boot.settings.reserve_bytes))
+        try:
+            return transport(boot, source, staging, manifest, ranks, "push", target.where)
+        except DamagedError as error:
+            _know_damage(boot, source.path(manifest.name), manifest, error.file)
+            raise
+
+
+def _know_damage(boot: Boot, directory: Path, manifest: Manifest, file: str) -> None:
+    """Look at a file again, and remember what is wrong: read wrong once, it may be right.
+
+    At that one alone: others wait for whoever publishes, and a scrub finds whatever else there is.
+    """
+    try:
+        wrong = tuple(
+            f"{entry.path}: BLAKE3 is not the one in the manifest"
+            for entry in manifest.files
+            if entry.path == file and digest_file(directory / file) != entry.blake3
+        )
+    except OSError:
+        return
+    if wrong:
+        remember_look(directory, manifest, wrong, boot.memory)
+
+
+def _takes_names(root: Path) -> bool:
+    """Tell whether what was copied could get its name; one that is not there yet will be made."""
+    return not os.path.isdir(root) or os.access(root, os.W_OK | os.X_OK)
+
+
+def wanted_checkpoint(boot: Boot, assessment: Assessment) -> Manifest:
+    """Return the local checkpoint that fits. Raises: NotFoundError saying what there is."""
+    action = decide(assessment.situation, boot.policy)
+    if action.kind == "reuse" and action.manifest is not None:
+        assert assessment.resolution is not None
+        if unproved(boot.settings, assessment.resolution, action.manifest):
+            msg = f"{action.manifest.name} waits for its proof"
+            raise NotFoundError(msg, hint="a boot proves it as it loads it; or `shardboot prove`")
+        return action.manifest
+    msg = f"no local checkpoint fits: {action.text}"
+    raise NotFoundError(msg, hint="`shardboot save` makes one")
