@@ -6,12 +6,20 @@ unknown fields are refused by name, no path leaves the directory, sizes are boun
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
-import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Literal, NamedTuple, NoReturn, Self, cast
+from typing import Literal, NamedTuple, Self, cast
 
 from entrypoint.checkpoint.digest import Json, canonical, digest_json
+from entrypoint.checkpoint.fields import (
+    a_count,
+    a_digest,
+    a_text,
+    an_object,
+    exactly,
+    parse,
+    refuse,
+)
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import Layout
 from entrypoint.errors import ManifestError, SchemaError
@@ -159,15 +167,15 @@ def decode(data: bytes) -> Manifest:
 
     Raises: ManifestError naming the field, what was expected and what was found; SchemaError.
     """
-    document = _object(_parse(data), "manifest")
+    document = an_object(_parse(data), "manifest")
     claimed = document.pop("blake3", None)
     found = _digest_of(document)
     schema = document.get("schema")
     if type(schema) is int and schema != SCHEMA and claimed == found:
         raise SchemaError(f"schema: expected {SCHEMA}, found {schema}", found=schema)
     if type(schema) is not int or schema != SCHEMA:
-        _refuse("schema", f"{SCHEMA}", schema)
-    _exactly(
+        refuse("schema", f"{SCHEMA}", schema)
+    exactly(
         document,
         "manifest",
         {"schema", "name", "key", "key_digest", "source", "layout", "files"}
@@ -182,16 +190,16 @@ def decode(data: bytes) -> Manifest:
         layout=layout,
         files=_files(document["files"], layout),
         decisions=_decisions(document["decisions"]),
-        proof=None if document["proof"] is None else _object(document["proof"], "proof"),
-        save=_object(document["save"], "save"),
-        created_at=_text(document["created_at"], "created_at"),
+        proof=None if document["proof"] is None else an_object(document["proof"], "proof"),
+        save=an_object(document["save"], "save"),
+        created_at=a_text(document["created_at"], "created_at"),
     )
     if document["key_digest"] != key.digest:
-        _refuse("key_digest", key.digest, document["key_digest"])
+        refuse("key_digest", key.digest, document["key_digest"])
     if claimed != found:
-        _refuse("blake3", "the digest of the rest of the manifest", claimed)
+        refuse("blake3", "the digest of the rest of the manifest", claimed)
     if (layout.tp, layout.pp) != (key.tp, key.pp):
-        _refuse("layout", f"tp {key.tp}, pp {key.pp} as in the key", document["layout"])
+        refuse("layout", f"tp {key.tp}, pp {key.pp} as in the key", document["layout"])
     return manifest
 
 
@@ -199,11 +207,7 @@ def _parse(data: bytes) -> Json:
     if len(data) > MAX_MANIFEST_BYTES:
         msg = f"manifest: {len(data)} bytes, expected at most {MAX_MANIFEST_BYTES}"
         raise ManifestError(msg)
-    try:
-        return cast("Json", json.loads(data, parse_constant=_no_constant, parse_float=_no_float))
-    except (ValueError, RecursionError) as error:
-        msg = f"manifest: not JSON as schema {SCHEMA} allows: {str(error)[:200]}"
-        raise ManifestError(msg) from None
+    return parse(data)
 
 
 def digest_in(data: bytes) -> str:
@@ -211,7 +215,7 @@ def digest_in(data: bytes) -> str:
 
     Raises: ManifestError when they are no JSON object.
     """
-    document = _object(_parse(data), "manifest")
+    document = an_object(_parse(data), "manifest")
     document.pop("blake3", None)
     return _digest_of(document)
 
@@ -224,71 +228,11 @@ def _digest_of(document: dict[str, Json]) -> str:
         raise ManifestError(msg) from None
 
 
-def _no_constant(word: str) -> NoReturn:
-    msg = f"{word} is not allowed"
-    raise ValueError(msg)
-
-
-def _no_float(word: str) -> float:
-    # Digits only a float can hold would not survive being written again in canonical form.
-    value = float(word)
-    if abs(value) > 2**53 or repr(value) != word:
-        msg = f"number {word[:40]} is not allowed"
-        raise ValueError(msg)
-    return value
-
-
-def _refuse(field: str, expected: str, found: object) -> NoReturn:
-    msg = f"{field}: expected {expected}, found {str(found)[:120]!r}"
-    raise ManifestError(msg)
-
-
-def _object(value: Json, field: str) -> dict[str, Json]:
-    if not isinstance(value, dict):
-        _refuse(field, "an object", value)
-    return value
-
-
-def _exactly(value: Mapping[str, Json], field: str, names: set[str]) -> None:
-    for name in sorted(value.keys() ^ names):
-        what = "unknown" if name in value else "missing"
-        msg = f"{field}.{name[:80]}: {what} field"
-        raise ManifestError(msg)
-
-
-def _text(value: Json, field: str, limit: int = 4096) -> str:
-    if not isinstance(value, str) or len(value) > limit or not _is_text(value):
-        _refuse(field, f"a text of at most {limit} characters", value)
-    return value
-
-
-def _is_text(value: str) -> bool:
-    """Tell real text from what holds half of a surrogate pair, and could not be written."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _count(value: Json, field: str, limit: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
-        _refuse(field, f"a whole number from 0 to {limit}", value)
-    return value
-
-
-def _digest(value: Json, field: str) -> str:
-    text = _text(value, field, 64)
-    if len(text) != 64 or not set(text) <= set("0123456789abcdef"):  # noqa: PLR2004 - 256 bits
-        _refuse(field, "64 hex digits", value)
-    return text
-
-
 def _name(value: Json) -> str:
-    name = _text(value, "name", 255)
+    name = a_text(value, "name", 255)
     check_path(name, "name")
     if "/" in name:
-        _refuse("name", "a plain name", value)
+        refuse("name", "a plain name", value)
     return name
 
 
@@ -303,86 +247,86 @@ def check_path(path: str, field: str) -> None:
         for part in components
     )
     if odd or len(components) > 16 or not path.isprintable() or "\\" in path:  # noqa: PLR2004 - deep enough
-        _refuse(field, "a relative path with plain names", path)
+        refuse(field, "a relative path with plain names", path)
 
 
 def _layout(value: Json) -> Layout:
-    layout = _object(value, "layout")
-    _exactly(layout, "layout", {"world", "tp", "pp"})
-    tp, pp = (_count(layout[n], f"layout.{n}", 1 << 16) for n in ("tp", "pp"))
+    layout = an_object(value, "layout")
+    exactly(layout, "layout", {"world", "tp", "pp"})
+    tp, pp = (a_count(layout[n], f"layout.{n}", 1 << 16) for n in ("tp", "pp"))
     # Every rank has a file of its own, so that files bound ranks.
-    world = _count(layout["world"], "layout.world", MAX_FILES)
+    world = a_count(layout["world"], "layout.world", MAX_FILES)
     if tp < 1 or pp < 1 or world != tp * pp:
-        _refuse("layout.world", f"tp x pp = {tp * pp}", world)
+        refuse("layout.world", f"tp x pp = {tp * pp}", world)
     return Layout(tp=tp, pp=pp)
 
 
 def _source(value: Json) -> Source:
-    source = _object(value, "source")
-    _exactly(source, "source", {"name", "revision", "identity"})
-    identity = _object(source["identity"], "source.identity")
+    source = an_object(value, "source")
+    exactly(source, "source", {"name", "revision", "identity"})
+    identity = an_object(source["identity"], "source.identity")
     revision = source["revision"]
     return Source(
-        name=_text(source["name"], "source.name"),
-        revision=None if revision is None else _text(revision, "source.revision"),
-        identity={k: _digest(v, f"source.identity.{k[:40]}") for k, v in identity.items()},
+        name=a_text(source["name"], "source.name"),
+        revision=None if revision is None else a_text(revision, "source.revision"),
+        identity={k: a_digest(v, f"source.identity.{k[:40]}") for k, v in identity.items()},
     )
 
 
 def _decisions(value: Json) -> dict[str, bool]:
-    decisions = _object(value, "decisions")
+    decisions = an_object(value, "decisions")
     for name, decided in decisions.items():
         if not isinstance(decided, bool):
-            _refuse(f"decisions.{name[:80]}", "true or false", decided)
+            refuse(f"decisions.{name[:80]}", "true or false", decided)
     return cast("dict[str, bool]", decisions)
 
 
 def _files(value: Json, layout: Layout) -> tuple[FileEntry, ...]:
     if not isinstance(value, list) or not 0 < len(value) <= MAX_FILES:
-        _refuse("files", f"a list of 1 to {MAX_FILES} files", type(value).__name__)
+        refuse("files", f"a list of 1 to {MAX_FILES} files", type(value).__name__)
     entries = tuple(_file(item, f"files[{i}]", layout) for i, item in enumerate(value))
     paths = [entry.path for entry in entries]
     if len(set(paths)) != len(paths):
-        _refuse("files", "every path once", sorted(p for p in set(paths) if paths.count(p) > 1))
+        refuse("files", "every path once", sorted(p for p in set(paths) if paths.count(p) > 1))
     if INDEX not in paths:
-        _refuse("files", f"{INDEX} among them", "none")
+        refuse("files", f"{INDEX} among them", "none")
     parts: dict[int, set[int]] = {rank: set() for rank in layout.ranks}
     for entry in entries:
         if entry.role == "weights":
             parts[cast("int", entry.rank)].add(cast("int", entry.part))
     for rank, found in parts.items():
         if not found or found != set(range(len(found))):
-            _refuse(f"files of rank {rank}", "parts 0, 1, 2 … without a gap", sorted(found))
+            refuse(f"files of rank {rank}", "parts 0, 1, 2 … without a gap", sorted(found))
     return entries
 
 
 def _file(value: Json, field: str, layout: Layout) -> FileEntry:
-    entry = _object(value, field)
+    entry = an_object(value, field)
     role = entry.get("role")
     if role not in ("weights", "model", "index"):
-        _refuse(f"{field}.role", "weights, model or index", role)
+        refuse(f"{field}.role", "weights, model or index", role)
     role = cast("Role", role)
     names = {"path", "size", "blake3", "role"}
-    _exactly(entry, field, names | ({"rank", "part", "tensors"} if role == "weights" else set()))
-    path = _text(entry["path"], f"{field}.path")
+    exactly(entry, field, names | ({"rank", "part", "tensors"} if role == "weights" else set()))
+    path = a_text(entry["path"], f"{field}.path")
     check_path(path, f"{field}.path")
     if path in (MANIFEST, HAVE) or (path == INDEX) != (role == "index"):
-        _refuse(f"{field}.path", f"a name that fits role {role}", path)
+        refuse(f"{field}.path", f"a name that fits role {role}", path)
     ranked = layout.rank_of(path)
     if (role == "weights") != (ranked is not None):
-        _refuse(f"{field}.path", f"a name that fits role {role} in this layout", path)
+        refuse(f"{field}.path", f"a name that fits role {role} in this layout", path)
     if ranked is not None:
-        said = tuple(_count(entry[n], f"{field}.{n}", MAX_FILES) for n in ("rank", "part"))
+        said = tuple(a_count(entry[n], f"{field}.{n}", MAX_FILES) for n in ("rank", "part"))
         if said != ranked:
-            _refuse(f"{field}.rank", f"rank and part as in {path}", said)
+            refuse(f"{field}.rank", f"rank and part as in {path}", said)
     if ranked is not None and ranked[0] not in layout.ranks:
-        _refuse(f"{field}.rank", f"a rank below {layout.world}", ranked[0])
+        refuse(f"{field}.rank", f"a rank below {layout.world}", ranked[0])
     return FileEntry(
         path=path,
-        size=_count(entry["size"], f"{field}.size", MAX_FILE_BYTES),
-        blake3=_digest(entry["blake3"], f"{field}.blake3"),
+        size=a_count(entry["size"], f"{field}.size", MAX_FILE_BYTES),
+        blake3=a_digest(entry["blake3"], f"{field}.blake3"),
         role=role,
         rank=ranked[0] if ranked else None,
         part=ranked[1] if ranked else None,
-        tensors=_count(entry["tensors"], f"{field}.tensors", 1 << 24) if ranked else None,
+        tensors=a_count(entry["tensors"], f"{field}.tensors", 1 << 24) if ranked else None,
     )
