@@ -44,28 +44,27 @@ class InPlace:
     def compare(self, model: torch.nn.Module, vllm_config: Any, manifest: Manifest) -> None:
         """Compare the post-processed model, and what `before` recorded, with the source's.
 
-        Raises: ProofError naming what differs first; `proof.unfinished` where that is not the
-        checkpoint's fault: the evidence is gone, or, once, a table that every process recomputes.
+        Raises: ProofError naming what differs first; once `proof.unfinished`, where it may be no
+        fault of the checkpoint: the evidence is gone, or a table that every process recomputes.
         """
         _, _, rank = compat.tp_pp_rank()
-        content = manifest.content
-        told = self.awaited.find(content, rank)
+        told = self.awaited.find(manifest.content, rank)
+        if_excused = "" if self.awaited.was_put_off(manifest.content) else proof.UNFINISHED
         if told is None:
             msg = f"{manifest.name} cannot be proved: nothing is left of what its source gave"
-            raise ProofError(msg, reason=proof.UNFINISHED)
+            raise ProofError(msg, reason=if_excused)
         after = evidence.after(model, vllm_config)
         source = _read(told)
         found = _read({"rank": rank, "before": self.found, "after": after})
         verdict = proof.compare(source, found)
         if verdict.proves:
             return
-        is_open = proof.only_recomputed(source, found) and not self.awaited.was_put_off(content)
         first, count = verdict.discrepancies[0], len(verdict.discrepancies)
         msg = (
             f"{manifest.name} does not load to the source's state with vLLM {manifest.key.vllm}: "
             f"{first} (one of {count})"
         )
-        raise ProofError(msg, reason=proof.UNFINISHED if is_open else "")
+        raise ProofError(msg, reason=if_excused if proof.only_recomputed(source, found) else "")
 
     def leave_open(self, manifest: Manifest) -> None:
         """Let the next load try once more; where that cannot be kept, every next one will."""
