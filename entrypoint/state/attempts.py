@@ -2,7 +2,8 @@
 
 A failed attempt noted that it began to load, and never that it had loaded, nor that it was told
 to stop; on the same boot of this host, so that a power loss counts against nobody. A port in use,
-bad flags, or memory that ran out after loading never count against weights.
+bad flags, or memory that ran out after loading never count against weights: but where a load proved
+them, without a token, until they have served.
 """
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
@@ -32,6 +33,7 @@ def tier_of(attempt: Entry) -> str:
     return TIERS.get(action, "none")
 
 
+_SERVED: Final = frozenset({"serving", "healthy"})
 _SURVIVED: Final = frozenset({"loaded", "healthy", "fell-back"})
 
 
@@ -41,14 +43,14 @@ class _Attempt:
         self.process = (entry.get("pid"), entry.get("pid_start"))
         self.events: set[str] = set()
 
-    @property
-    def failed(self) -> bool:
-        return "loading" in self.events and not self.events & (_SURVIVED | {"stopped"})
+    def failed(self, survived: frozenset[str]) -> bool:
+        return "loading" in self.events and not self.events & (survived | {"stopped"})
 
-    @property
-    def tells(self) -> bool:
+    def tells(self, survived: frozenset[str]) -> bool:
         """Whether it came so far that it says something of the weights; a stop before does not."""
-        return "loading" in self.events and bool(self.events & _SURVIVED or self.failed)
+        return "loading" in self.events and bool(
+            self.events & survived or "stopped" not in self.events
+        )
 
 
 def failures_in_row(
@@ -72,11 +74,15 @@ def failures_in_row(
             attempts[boot] = _Attempt(entry)
         elif boot in attempts:
             attempts[boot].events.add(event)
+    known = [attempt.events for attempt in attempts.values()]
+    was_proved = any("proved" in events for events in known)
+    has_served = any(events & _SERVED and "fell-back" not in events for events in known)
+    survived = _SERVED | {"fell-back"} if was_proved and not has_served else _SURVIVED
     count = 0
     for attempt in reversed(attempts.values()):
-        if attempt.failed and attempt.host_boot == host_boot:
+        if attempt.failed(survived) and attempt.host_boot == host_boot:
             count += not is_alive(*attempt.process)
-        elif attempt.tells:
+        elif attempt.tells(survived):
             break
     return count
 
@@ -109,7 +115,6 @@ def tees_died(
     return count
 
 
-_SERVED: Final = frozenset({"serving", "healthy"})
 _EXCUSED: Final = frozenset({"stopped", "fell-back"})
 CACHES_RENEWED: Final = "caches-renewed"
 """The event that says that a checkpoint's caches were moved away."""

@@ -1,20 +1,20 @@
 """What one rank records, for a proof, of the state it loaded.
 
 Before post-processing: digests. After it: what every module with a quant method makes of a fixed
-input.
+input. Both times also what hangs loose on a module: a tensor that is neither parameter nor buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from blake3 import blake3
 
 from entrypoint.checkpoint.digest import Json
-from entrypoint.checkpoint.proof import Side, rank_evidence_name
+from entrypoint.checkpoint.proof import LOOSE, Side, rank_evidence_name
 from entrypoint.state.files import write_json
 from entrypoint.vllm_plugin import compat
 from entrypoint.vllm_plugin.memory import blocks, dtype_word, is_direct, memory_of
@@ -23,6 +23,8 @@ from entrypoint.vllm_plugin.probes import probe
 SKETCH_VALUES = 64
 LARGEST = 3.0e38
 """What stands for infinity in a sketch, since JSON has no word for that."""
+
+KNOWN_TO_TORCH: Final = frozenset({"_parameters", "_buffers", "_modules"})
 
 Entries = dict[str, Json]
 
@@ -60,12 +62,20 @@ class Recorder:
 def before(model: torch.nn.Module) -> Entries:
     """Return digest, dtype, shape, kind and sketch of every parameter and buffer, by name.
 
-    Aliases and buffers that are not stored are there too. Memory is bounded by one block; what
-    several names share is hashed once. A tensor without memory has the digest "meta".
+    Aliases, buffers that are not stored, and what hangs loose are there too.
+    """
+    return _recorded([*_tensors(model), *_loose_tensors(model)])
+
+
+def _recorded(tensors: Iterable[tuple[str, torch.Tensor, str]]) -> Entries:
+    """Return what is known of each tensor, given with its name and kind.
+
+    Memory is bounded by one block; what several names share is hashed once. A tensor without
+    memory has the digest "meta".
     """
     found: Entries = {}
     digests: dict[object, tuple[str, list[Json]]] = {}
-    for name, tensor, kind in _tensors(model):
+    for name, tensor, kind in tensors:
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if tensor.is_meta:
             digest: tuple[str, list[Json]] = "meta", []
@@ -95,13 +105,47 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
                 yield dot + name, buffer.detach(), "buffer" if stored else "recomputed"
 
 
+def _loose_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
+    for name, value in _loose(model):
+        if isinstance(value, torch.Tensor):
+            yield name, value.detach(), LOOSE
+
+
+def _loose(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor | float]]:
+    """Yield each tensor and number that a module holds as torch does not know of, by name."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        dot = f"{prefix}." if prefix else ""
+        for name, value in vars(module).items():
+            if name not in KNOWN_TO_TORCH:
+                yield from _leaves(dot + name, value)
+
+
+def _leaves(name: str, value: object) -> Iterator[tuple[str, torch.Tensor | float]]:
+    match value:
+        case torch.Tensor() | int() | float():
+            yield name, value
+        case list() | tuple():
+            for place, each in enumerate(value):
+                yield from _leaves(f"{name}[{place}]", each)
+        case dict():
+            for key, each in value.items():
+                yield from _leaves(f"{name}[{key}]", each)
+
+
+def loose_state(model: torch.nn.Module) -> Entries:
+    """Return all that hangs loose on modules, numbers too, by name: equal where nothing changed."""
+    numbers = ((name, value) for name, value in _loose(model) if not torch.is_tensor(value))
+    return _recorded(_loose_tensors(model)) | {name: repr(value) for name, value in numbers}
+
+
 def after(model: torch.nn.Module, vllm_config: Any) -> Entries:
     """Return digest and sketch of what every module with a quant method makes of a fixed input.
 
     `unprobed` says why there is none. Nothing here talks to other ranks. Stored tensors are not
-    looked at: after post-processing many are empty, their bytes inside closures and kernels.
+    looked at: after post-processing many are empty, their bytes inside closures and kernels. What
+    hangs loose then is.
     """
-    found: Entries = {}
+    found = _recorded(_loose_tensors(model))
     for name, made in probe(model, vllm_config):
         if isinstance(made, str):
             found[name] = {"unprobed": made}

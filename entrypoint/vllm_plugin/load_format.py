@@ -142,6 +142,7 @@ class ShardbootLoader(BaseModelLoader):
             proof.compare(model, vllm_config, self.manifest)
         if rank == self.first_here:
             proof.keep(self.manifest)
+            self.notes.line("proved")
             self.notes.line("loaded", **self.loaded)
             compat.logger().info("shardboot: %s loads to its source's state", self.manifest.name)
         # Whatever is loaded again later, as after a sleep, was proved.

@@ -33,7 +33,7 @@ from entrypoint.store.order import UNCLAIMED
 from entrypoint.store.staging import Staging
 from entrypoint.vllm_plugin import compat
 from entrypoint.vllm_plugin.decisions import decided
-from entrypoint.vllm_plugin.evidence import Recorder, after
+from entrypoint.vllm_plugin.evidence import Entries, Recorder, after, loose_state
 from entrypoint.vllm_plugin.logical import logical_state, refuse_unsavable
 from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.pages import Pages
@@ -57,6 +57,7 @@ class Tee:
         self.layout = Layout(tp=tp, pp=pp)
         self.started = 0.0
         self.recorder: Recorder | None = None
+        self.loose: Entries = {}
         self.recorded = threading.Event()
 
     @classmethod
@@ -82,6 +83,8 @@ class Tee:
         """Give the tee up for a model that has no state to save, before anything is read."""
         with self._giving_up():
             refuse_unsavable(model)
+            if self.recorder is not None:
+                self.loose = loose_state(model)
 
     def take(self, model: torch.nn.Module, model_config: Any) -> None:
         """Save the state that `model` has now; on return it may change, and the rest goes on."""
@@ -93,6 +96,7 @@ class Tee:
             if self.recorder is None:
                 self.recorded.set()
             else:
+                self._refuse_loose(model)
                 self.recorder.before(model)
             state = logical_state(model)
             size = sum(tensor.nbytes for tensor in state.values())
@@ -109,6 +113,17 @@ class Tee:
                 target=self._go_on, args=(rest, decisions), daemon=True, name="shardboot-tee"
             ).start()
 
+    def _refuse_loose(self, model: torch.nn.Module) -> None:
+        """Refuse a model whose own `load_weights` kept more than parameters and buffers.
+
+        A load from files never calls it, so that no checkpoint brings that back.
+        """
+        now = loose_state(model)
+        for name in sorted(self.loose.keys() | now.keys()):
+            if self.loose.get(name) != now.get(name):
+                msg = f"{name} is set as weights are loaded, and is neither parameter nor buffer"
+                raise SaveError(msg, reason=UNPROBED)
+
     def record(self, model: torch.nn.Module, vllm_config: Any) -> None:
         """Record what the post-processed model computes, if the next load is to prove it by that.
 
@@ -121,7 +136,7 @@ class Tee:
             for name, entry in found.items():
                 if isinstance(entry, dict) and "unprobed" in entry:
                     msg = f"{name} cannot be probed, so a load alone proves nothing of it"
-                    raise SaveError(msg, reason="tee.proof")
+                    raise SaveError(msg, reason=UNPROBED)
             self.recorder.write(found)
         self.recorded.set()
 

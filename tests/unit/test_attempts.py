@@ -22,6 +22,7 @@ SERVED = ("loading", "loaded")
 STOPPED = ("loading", "stopped")
 NEVER_LOADED = ()
 SERVING = ("loading", "loaded", "serving")
+PROVED = ("loading", "proved", "loaded")
 TOLD = ("loading", "loaded", "stopped")
 FELL_BACK = ("loading", "fell-back", "loaded")
 RENEWED: dict[str, Json] = {"boot": "b", "event": "caches-renewed", "manifest": "m"}
@@ -53,6 +54,9 @@ def dead(_pid: Json, _start: Json) -> bool:
         pytest.param((FAILED, (*SERVED, "stopped"), FAILED), 1, id="a success that was stopped"),
         pytest.param((FAILED, NEVER_LOADED, FAILED), 2, id="a port in use neither counts nor ends"),
         pytest.param((NEVER_LOADED,) * 5, 0, id="bad flags never count against weights"),
+        pytest.param((PROVED, SERVED, SERVED), 3, id="proved by a load, and never served"),
+        pytest.param((PROVED, SERVING, SERVED), 0, id="proved by a load, and has served"),
+        pytest.param((PROVED, (*PROVED, "stopped")), 1, id="proved by a load, and stopped"),
     ],
 )
 def test_a_failure_is_loading_noted_and_neither_loaded_nor_stopped(

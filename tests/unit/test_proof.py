@@ -25,6 +25,20 @@ def test_equal_digests_prove() -> None:
     assert verdict.discrepancies == ()
 
 
+def test_what_hangs_loose_is_there_on_both_sides_and_its_bytes_count_without_answers() -> None:
+    def side(digest: str, dtype: str = "F32") -> Item:
+        tensor: Json = {"digest": digest, "dtype": dtype, "shape": [2], "kind": "loose"}
+        rank: Json = {"rank": 0, "before": {"t": tensor}, "after": {}}
+        (made,) = read([json.dumps(rank).encode()], b"{}").values()
+        return made
+
+    answer = {"answer 0 tokens": item("7")}
+    assert not compare({"t": side("1")}, {"t": side("2")}).proves
+    assert compare(answer | {"t": side("1")}, answer | {"t": side("2")}).proves
+    assert not compare(answer | {"t": side("1")}, answer | {"t": side("1", "F16")}).proves
+    assert compare(answer, answer | {"t": side("1")}).discrepancies == ("t: only the checkpoint",)
+
+
 def test_one_other_digest_does_not_prove_and_asks_for_a_control() -> None:
     verdict = compare(SOURCE, SOURCE | {"a": item("9", 1.0, 2.25)})
     assert not verdict.proves

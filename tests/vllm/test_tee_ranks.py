@@ -24,7 +24,7 @@ from entrypoint.state.rejections import Rejections, on_the_way
 from entrypoint.store import order as orders
 from entrypoint.store import staging as stagings
 from entrypoint.store.order import ORDER
-from entrypoint.vllm_plugin import compat, tee
+from entrypoint.vllm_plugin import compat, evidence, tee
 from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.tee import Tee
 
@@ -289,6 +289,7 @@ def test_nothing_is_committed_before_every_rank_has_recorded_what_it_computes(
     server.orders(record=True)
     ranks = [server.rank(0), server.rank(1)]
     for rank in ranks:
+        rank.examine(MODEL)
         rank.take(MODEL, None)
     for number, rank in enumerate(ranks):
         assert not (tmp_path / "ran").exists()
@@ -313,6 +314,33 @@ def test_what_no_load_alone_can_prove_is_not_saved_on_the_way_again(
     assert found is not None
     assert found.kind == "tee.proof"
     assert Rejections(server.state).find(KEY) is None
+
+
+@pytest.mark.parametrize("found", [torch.ones(2), [torch.ones(2)], {"scale": 0.5}])
+def test_what_loading_leaves_loose_on_a_module_is_not_saved_on_the_way(
+    server: Server, found: object
+) -> None:
+    server.orders(record=True)
+    rank, layer = server.rank(0), torch.nn.Linear(2, 2)
+    vars(layer).update(same=torch.zeros(2), folded=None)
+    model = torch.nn.Sequential(layer)
+    rank.examine(model)
+    vars(layer).update(folded=found)
+    rank.take(model, None)
+    (line,) = Ledger(server.state).entries()
+    assert (line["event"], line["reason"]) == ("tee.failed", "tee.proof")
+    assert str(line["text"]).startswith("0.folded")
+    assert Rejections(server.state).find(on_the_way(KEY)) is not None
+
+
+def test_what_hangs_loose_all_the_same_is_recorded(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "probe", lambda *_: ())
+    model = torch.nn.Linear(2, 2)
+    vars(model)["range"] = [torch.ones(2)]
+    assert evidence.before(model).keys() == {"weight", "bias", "range[0]"}
+    assert evidence.after(model, None).keys() == {"range[0]"}
 
 
 def test_what_says_nothing_of_the_model_is_not_remembered(server: Server) -> None:
