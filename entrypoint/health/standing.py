@@ -96,8 +96,8 @@ def _doing(status: Status, now: float) -> str:
 def _under_way(status: Status, notes: Notes, now: float) -> Standing:
     """Tell how far vLLM is by what its loader noted; the source's own loader notes nothing."""
     events = [note.get("event") for note in notes]
-    if "fell-back" in events:
-        return Standing("loading", "the checkpoint does not fit the model; the source is loaded")
+    if "objection" in events or "fell-back" in events:
+        return Standing("loading", "the checkpoint is not served; the source is loaded")
     if events.count("loading") > events.count("loaded"):
         seconds = now - _time(notes, "loading", status.since)
         return Standing("loading", f"the weights, for {max(0, seconds):.0f} s")

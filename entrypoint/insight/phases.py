@@ -111,7 +111,7 @@ def of_vllm(at: float, lines: Sequence[Entry]) -> Iterator[Phase]:
         yield from _imports(at, loading[0])
         size = sum(_bytes(line) for line in loaded)
         yield Phase("weights", min(begun), max([*_times(loaded), min(begun)]), size=size)
-    for time in _times(_of(boot, "fell-back")):
+    for time in _times(_of(boot, "objection")) if _of(boot, "fell-back") else ():
         yield Phase("fell-back", time, time)
     yield from _steps(_of(boot, "phase"))
     yield from _ends(_times(_of(boot, "serving")), _times(_of(lines, "healthy")))

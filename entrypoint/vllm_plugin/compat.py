@@ -86,11 +86,26 @@ def packed_modules(model_config: Any) -> dict[str, list[str]]:
     return dict(getattr(model_class, "packed_modules_mapping", None) or {})
 
 
+_REGISTRIES = (
+    # Hooks of compiled modules, bound to them.
+    ("torch._dynamo.convert_frame", "_bytecode_hooks"),
+    # Rotary embeddings, and their tables, that models share.
+    ("vllm.model_executor.layers.rotary_embedding", "_ROPE_DICT"),
+)
+
+
+def _registries() -> dict[tuple[str, str], dict[Any, Any]]:
+    """Return, by their places, where models leave something for the whole process."""
+    found = {place: getattr(sys.modules.get(place[0]), place[1], None) for place in _REGISTRIES}
+    return {place: value for place, value in found.items() if isinstance(value, dict)}
+
+
 def undo_registrations(vllm_config: Any) -> Callable[[], None]:
-    """Return what makes `vllm_config` forget every layer that registers itself from now on.
+    """Return what makes `vllm_config`, vLLM and torch forget every layer that comes from now on.
 
     Layers put themselves into containers of the compilation config, by name, and refuse to be
-    built twice; which containers differs from version to version.
+    built twice; which containers differs from version to version. Others would keep a model that
+    nobody uses, or hand what was made for it to the next one.
     """
     config = vllm_config.compilation_config
     kept = {
@@ -98,8 +113,12 @@ def undo_registrations(vllm_config: Any) -> Callable[[], None]:
         for name, value in vars(config).items()
         if isinstance(value, dict | list | set)
     }
+    known = {place: frozenset(registry) for place, registry in _registries().items()}
 
     def undo() -> None:
+        for place, registry in _registries().items():
+            for key in registry.keys() - known.get(place, frozenset()):
+                del registry[key]
         for name, value in kept.items():
             now = getattr(config, name)
             if isinstance(now, dict | list | set) and len(now) != len(value):

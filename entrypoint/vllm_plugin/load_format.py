@@ -117,7 +117,11 @@ class ShardbootLoader(BaseModelLoader):
         torch.accelerator.empty_cache()
         self._answer(objection)
         assert self.source is not None
-        return load_from_source(vllm_config, model_config, prefix, self.source, before)
+        model = load_from_source(vllm_config, model_config, prefix, self.source, before)
+        # Not before: a boot that dies of loading both counts against the checkpoint.
+        if compat.tp_pp_rank()[2] == self.first_here:
+            self.notes.line("fell-back")
+        return model
 
     def _load(self, vllm_config: Any, model_config: Any, prefix: str) -> torch.nn.Module:
         """Return the model, filled and post-processed; recorded, or proved, if so told.
@@ -162,8 +166,6 @@ class ShardbootLoader(BaseModelLoader):
         if self.source is None:
             error = KeyMismatchError if objection.fault == "unfit" else DamagedError
             raise error(str(objection))
-        if rank == self.first_here:
-            self.notes.line("fell-back")
         compat.logger().error(
             "shardboot: %s. Loading the source instead: %s", objection, self.source
         )

@@ -58,9 +58,9 @@ def notes(*events: str) -> list[dict[str, Json]]:
         (at(), ("loading",), "elsewhere", "loading: the weights, for 8 s"),
         (
             at(),
-            ("loading", "objection", "fell-back"),
+            ("loading", "objection"),
             "here",
-            "loading: the checkpoint does not fit the model; the source is loaded",
+            "loading: the checkpoint is not served; the source is loaded",
         ),
         (
             at(),

@@ -112,7 +112,7 @@ def without(event: str) -> list[dict[str, Any]]:
         # It does not fit, and the source is loaded in its place.
         pytest.param(
             [
-                *[ATTEMPT, line("loading", 3), line("fell-back", 4)],
+                *[ATTEMPT, line("loading", 3), line("objection", 4), line("fell-back", 7)],
                 *[line("phase", 9, phase="profile", start=AT + 8), line("serving", 10)],
             ],
             {"decide": 0.5, "vLLM": 4, "source": 4, "profile": 1, "server": 1},

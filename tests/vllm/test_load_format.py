@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,6 +153,33 @@ def test_a_draft_is_none_of_the_checkpoints_business(monkeypatch: pytest.MonkeyP
     draft = SimpleNamespace(runner_type="draft", model="/drafts/small")
     loaded = loader({"manifest": "0" * 64}).load_model(None, draft, "draft_model")
     assert loaded == ("/drafts/small", "draft_model")
+
+
+def test_a_model_that_is_not_served_is_gone_before_the_source_is_loaded() -> None:
+    import torch
+    from torch._dynamo.convert_frame import register_bytecode_hook
+    from vllm.model_executor.layers import rotary_embedding
+
+    from entrypoint.vllm_plugin import compat
+
+    class Compiled:
+        def hook(self, *_: object) -> None: ...
+
+    config = SimpleNamespace(compilation_config=SimpleNamespace(layers={}))
+    earlier = Compiled()
+    kept = register_bytecode_hook(earlier.hook)
+    undo = compat.undo_registrations(config)
+    refused = Compiled()
+    register_bytecode_hook(refused.hook)
+    rotary_embedding._ROPE_DICT["of the refused"] = refused
+    config.compilation_config.layers["0"] = refused
+    left = weakref.ref(refused)
+    undo()
+    del refused
+    gc.collect()
+    assert left() is None
+    assert kept.id in torch._dynamo.convert_frame._bytecode_hooks
+    kept.remove()
 
 
 def tied_config(*, tied: bool, untied_by_files: bool) -> Any:
