@@ -278,7 +278,7 @@ def rejections_by(
         found = rejections.find(manifest.content)
         if found or not (needed := unproved(settings, resolution, manifest)):
             return found
-        if resolution.nnodes == 1 and awaited.waits(manifest.content):
+        if resolution.nnodes == 1 and awaited.waits(manifest.content, manifest.layout.ranks):
             return None
         return Rejection("unproved", f"{needed}: never proved to load to the source's state")
 

@@ -26,6 +26,7 @@ from entrypoint.model.identity import read_in_full
 from entrypoint.state import process
 from entrypoint.state.awaited import Awaited
 from entrypoint.state.memory import Memory
+from entrypoint.state.rejections import UNPROBED
 from entrypoint.store import order as orders
 from entrypoint.store import staging as stagings
 from entrypoint.store.staging import Staging
@@ -63,7 +64,9 @@ def _keep_evidence(staging: Staging, manifest: Manifest, state: Path) -> None:
         Awaited(state).add(manifest.content, found)
     except (OSError, *MALFORMED) as error:
         msg = f"what the source gave cannot be kept for the proof: {error}"
-        raise SaveError(msg) from None
+        # Another try records the same, but may find the disk well.
+        reason = "" if isinstance(error, OSError) else UNPROBED
+        raise SaveError(msg, reason=reason) from None
 
 
 def main() -> None:

@@ -161,7 +161,8 @@ def see_local(
         state, text = _rejected(manifest, memory) or _checked(store, manifest, memory)
         seen = _seen(manifests.facts(manifest), manifest, ranks, memory)
         # A boot from one that waits for its proof may have served the source instead.
-        waits = not seen.proved and Awaited(memory.root).waits(manifest.content)
+        awaited = Awaited(memory.root)
+        waits = not seen.proved and awaited.waits(manifest.content, manifest.layout.ranks)
         found.append(
             seen._replace(
                 state=state,

@@ -1,21 +1,25 @@
 """Checkpoints that wait for their proof: what the source gave, recorded while it was served.
 
-A file a rank, by the manifest's content and our version, since another one may record otherwise.
-The next load of the checkpoint is compared with it, in place (`vllm_plugin.in_place`).
+A directory each, by the manifest's content and our version, since another one may record otherwise,
+with a file for each rank. The next load of the checkpoint is compared with it, in place
+(`vllm_plugin.in_place`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from entrypoint import __version__
 from entrypoint.checkpoint.digest import Json
-from entrypoint.state.files import keep_newest, read_json, write_atomically, write_json
+from entrypoint.state.files import MAX_STATE_BYTES, read_json, write_atomically, write_json
 
-MAX_FILES: Final = 256
-"""Older ones go: of checkpoints that are proved, rejected or gone since."""
+MAX_CHECKPOINTS: Final = 16
+"""Older ones go: of checkpoints that are gone since."""
+
+OPEN: Final = "open"
 
 
 class Awaited:
@@ -25,29 +29,53 @@ class Awaited:
         self.root = root
 
     def add(self, content: str, ranks: Mapping[int, Json]) -> None:
-        """Keep what each rank recorded; durable when this returns. Raises: OSError."""
-        directory = self._path(content, "").parent
-        directory.mkdir(parents=True, exist_ok=True)
-        keep_newest(directory, "*", max(0, MAX_FILES - len(ranks)))
-        # By the first rank's file it is known: that one comes last.
-        for rank in sorted(ranks, reverse=True):
-            write_json(self._path(content, f"rank-{rank}.json"), ranks[rank])
+        """Keep what each rank recorded; durable when this returns.
 
-    def waits(self, content: str) -> bool:
-        """Tell whether there is something to prove the manifest with this content by."""
-        return self._path(content, "rank-0.json").exists()
+        Raises: OSError; ValueError where it is too large to be read again. Nothing waits then.
+        """
+        self.drop(content)
+        self._make_room()
+        self._path(content).mkdir(parents=True)
+        for rank, recorded in ranks.items():
+            path = self._rank(content, rank)
+            write_json(path, recorded)
+            if path.stat().st_size > MAX_STATE_BYTES:
+                self.drop(content)
+                raise ValueError(f"rank {rank} recorded more than {MAX_STATE_BYTES} bytes")
+
+    def waits(self, content: str, ranks: Iterable[int]) -> bool:
+        """Tell whether there is something to prove the manifest with this content by, all of it."""
+        return all(self._rank(content, rank).exists() for rank in ranks)
 
     def find(self, content: str, rank: int) -> Json:
         """Return what a rank recorded; None where there is nothing."""
-        return read_json(self._path(content, f"rank-{rank}.json"))
+        return read_json(self._rank(content, rank))
 
-    def put_off(self, content: str) -> None:
-        """Remember that a load left it open, which it may do once. Raises: OSError."""
-        write_atomically(self._path(content, "open"), b"")
+    def put_off(self, content: str, boot: str) -> None:
+        """Remember that this boot left open what waits, which one may do. Raises: OSError."""
+        if self._path(content).is_dir():
+            write_atomically(self._path(content) / OPEN, boot.encode())
 
-    def was_put_off(self, content: str) -> bool:
-        """Tell whether a load before has left it open."""
-        return self._path(content, "open").exists()
+    def was_put_off(self, content: str, boot: str) -> bool:
+        """Tell whether another boot has left it open before."""
+        try:
+            return (self._path(content) / OPEN).read_text(errors="replace") != boot
+        except OSError:
+            return False
 
-    def _path(self, content: str, what: str) -> Path:
-        return self.root / "awaited" / f"{content}-{__version__}-{what}"
+    def drop(self, content: str) -> None:
+        """Let it wait no longer; what cannot be deleted stays."""
+        shutil.rmtree(self._path(content), ignore_errors=True)
+
+    def _make_room(self) -> None:
+        """Delete the oldest, each whole, so that one more is not one too many."""
+        found = list((self.root / "awaited").glob("*"))
+        found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        for path in found[MAX_CHECKPOINTS - 1 :]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _path(self, content: str) -> Path:
+        return self.root / "awaited" / f"{content}-{__version__}"
+
+    def _rank(self, content: str, rank: int) -> Path:
+        return self._path(content) / f"rank-{rank}.json"

@@ -14,11 +14,16 @@ MEET_SECONDS: Final = 60.0
 """How long workers of other nodes may be behind: they found each other a moment ago."""
 
 
+OPEN: Final = "open"
+"""Of a proof that came to nothing."""
+
+
 class Objection(Exception):  # noqa: N818 - raised alike on every rank, and answered in one place
     """What the first rank with an objection says.
 
     `fault` is what the checkpoint is to be rejected for: `unfit`, another model's; `unproven`, it
-    does not load to its source's state; "" where it is no fault of its own.
+    does not load to its source's state. `OPEN` where that could not be found out, and "" for
+    whatever else is no fault of its own.
     """
 
     def __init__(self, message: str, fault: str = "") -> None:
@@ -49,6 +54,8 @@ def _fault(error: Exception) -> str:
             return "unfit"
         case ProofError(reason=ProofError.reason):
             return "unproven"
+        case ProofError():
+            return OPEN
         case _:
             return ""
 

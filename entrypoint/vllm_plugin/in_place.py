@@ -26,16 +26,19 @@ NO_ANSWERS: Final = b"{}"
 
 
 class InPlace:
-    """One rank's part of a proof in place; `state` is the state directory."""
+    """One rank's part of a proof in place, in one boot; `state` is the state directory."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, boot: str) -> None:
+        self.boot = boot
         self.awaited, self.proofs = Awaited(state), Proofs(state)
         self.found: evidence.Entries = {}
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> InPlace | None:
         """Return what a loader's settings ask for: None without `prove`."""
-        return cls(Path(str(settings["state"]))) if settings.get("prove") else None
+        if not settings.get("prove"):
+            return None
+        return cls(Path(str(settings["state"])), str(settings.get("boot", "")))
 
     def before(self, model: torch.nn.Module) -> None:
         """Record the model between `load_weights` and post-processing."""
@@ -44,32 +47,49 @@ class InPlace:
     def compare(self, model: torch.nn.Module, vllm_config: Any, manifest: Manifest) -> None:
         """Compare the post-processed model, and what `before` recorded, with the source's.
 
-        Raises: ProofError naming what differs first; once `proof.unfinished`, where it may be no
-        fault of the checkpoint: the evidence is gone, or a table that every process recomputes.
+        Raises: ProofError naming what differs first; `proof.unfinished` where that is not the
+        checkpoint's fault: the evidence is gone, or, once, a table that every process recomputes.
+        What cannot be read waits no longer.
         """
         _, _, rank = compat.tp_pp_rank()
-        told = self.awaited.find(manifest.content, rank)
-        if_excused = "" if self.awaited.was_put_off(manifest.content) else proof.UNFINISHED
-        if told is None:
-            msg = f"{manifest.name} cannot be proved: nothing is left of what its source gave"
-            raise ProofError(msg, reason=if_excused)
+        content = manifest.content
+        told = self.awaited.find(content, rank)
+        if told is None and self.proofs.find(content) is not None:
+            # Another replica in this server was first.
+            return
+        try:
+            source = _read(told)
+        except ProofError:
+            self.awaited.drop(content)
+            msg = f"{manifest.name} cannot be proved: what its source gave is not all there"
+            raise ProofError(msg, reason=proof.UNFINISHED) from None
         after = evidence.after(model, vllm_config)
-        source = _read(told)
         found = _read({"rank": rank, "before": self.found, "after": after})
         verdict = proof.compare(source, found)
         if verdict.proves:
             return
+        was_open = self.awaited.was_put_off(content, self.boot)
+        is_open = proof.only_recomputed(source, found) and not was_open
         first, count = verdict.discrepancies[0], len(verdict.discrepancies)
         msg = (
             f"{manifest.name} does not load to the source's state with vLLM {manifest.key.vllm}: "
             f"{first} (one of {count})"
         )
-        raise ProofError(msg, reason=if_excused if proof.only_recomputed(source, found) else "")
+        raise ProofError(msg, reason=proof.UNFINISHED if is_open else "")
 
     def leave_open(self, manifest: Manifest) -> None:
-        """Let the next load try once more; where that cannot be kept, every next one will."""
+        """Let the load of another boot try once more, and none after it."""
+        content = manifest.content
+        if self.awaited.was_put_off(content, self.boot):
+            self.awaited.drop(content)
+            compat.logger().warning("shardboot: %s is not proved by a load", manifest.name)
+            return
         with _said():
-            self.awaited.put_off(manifest.content)
+            self.awaited.put_off(content, self.boot)
+
+    def give_up(self, manifest: Manifest) -> None:
+        """Let a rejected checkpoint wait no longer."""
+        self.awaited.drop(manifest.content)
 
     def keep(self, manifest: Manifest) -> None:
         """Keep the proof, once all ranks agree; where it cannot be kept, the next load proves."""
@@ -81,6 +101,7 @@ class InPlace:
                 source |= _read(self.awaited.find(content, rank))
             kept = proof.summary(source, controlled=False, vllm=vllm, plugin=plugin)
             self.proofs.add(content, kept | {"in_place": True})
+            self.awaited.drop(content)
 
 
 def _read(recorded: object) -> dict[str, proof.Item]:

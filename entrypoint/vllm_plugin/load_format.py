@@ -23,6 +23,7 @@ from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifes
 from entrypoint.errors import DamagedError, KeyMismatchError
 from entrypoint.vllm_plugin import compat, refusal
 from entrypoint.vllm_plugin.agreement import (
+    OPEN,
     Objection,
     agreeing,
     all_load_a_checkpoint,
@@ -157,10 +158,7 @@ class ShardbootLoader(BaseModelLoader):
         _, _, rank = compat.tp_pp_rank()
         if rank == self.first_here:
             self.notes.line("objection", text=str(objection))
-            if objection.fault and self.manifest is not None:
-                self.notes.reject(self.manifest.content, objection.fault, str(objection))
-            elif self.proof is not None and self.manifest is not None:
-                self.proof.leave_open(self.manifest)
+            self._keep_in_mind(objection)
         if self.recorder is not None:
             refusal.leave(self.recorder.directory, rank, "proof.load", str(objection))
         if self.source is None:
@@ -169,6 +167,17 @@ class ShardbootLoader(BaseModelLoader):
         compat.logger().error(
             "shardboot: %s. Loading the source instead: %s", objection, self.source
         )
+
+    def _keep_in_mind(self, objection: Objection) -> None:
+        """Reject the checkpoint for its own fault, or note that its proof was left open."""
+        if self.manifest is None or not objection.fault:
+            return
+        if objection.fault != OPEN:
+            self.notes.reject(self.manifest.content, objection.fault, str(objection))
+            if self.proof is not None:
+                self.proof.give_up(self.manifest)
+        elif self.proof is not None:
+            self.proof.leave_open(self.manifest)
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         """Fill the model's parameters and buffers, rank-local, from this rank's files.

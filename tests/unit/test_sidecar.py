@@ -406,7 +406,7 @@ def test_who_waits_for_its_proof_has_served_nothing_yet(tmp_path: Path) -> None:
         return one.served, one.loaded, one.proved
 
     assert found() == (True, True, False)
-    Awaited(state).add(manifest.content, {0: {}})
+    Awaited(state).add(manifest.content, dict.fromkeys(manifest.layout.ranks))
     assert found() == (False, False, False)
     Proofs(state).add(manifest.content, {"items": 1})
     assert found() == (True, True, True)

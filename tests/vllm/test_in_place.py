@@ -1,101 +1,162 @@
-"""What one rank compares before its checkpoint is served, with tensors but without vLLM."""
+"""What one rank does for a proof in place, with tensors but without vLLM around them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from checkpoints import make_checkpoint
 
-from entrypoint.checkpoint import proof
-from entrypoint.checkpoint.digest import Json
-from entrypoint.checkpoint.manifest import Manifest
+from entrypoint.checkpoint.proof import UNFINISHED
 from entrypoint.errors import ProofError
-from entrypoint.state.awaited import Awaited
-from entrypoint.state.proofs import Proofs
-from entrypoint.vllm_plugin import compat, evidence, in_place
+from entrypoint.state.rejections import Rejections
+from entrypoint.vllm_plugin import compat, evidence
+from entrypoint.vllm_plugin.agreement import OPEN, Objection
 from entrypoint.vllm_plugin.in_place import InPlace
+from entrypoint.vllm_plugin.notes import Notes
 
-pytestmark = pytest.mark.vllm
+pytestmark = [
+    pytest.mark.vllm,
+    # Importing vLLM warns of whatever this machine lacks.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+CONTENT = "c" * 64
+MANIFEST: Any = SimpleNamespace(
+    content=CONTENT,
+    name="tiny",
+    key=SimpleNamespace(vllm="0.32.0"),
+    layout=SimpleNamespace(ranks=(0, 1)),
+    save={"plugin": "0.1.0"},
+)
 
 
-def model() -> torch.nn.Module:
-    layer = torch.nn.Linear(4, 4, bias=False)
-    layer.weight.data.fill_(1.0)
-    layer.register_buffer("table", torch.ones(4), persistent=False)
-    return layer
+def layer(fill: float = 1.0) -> torch.nn.Module:
+    made = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(made.weight, fill)
+    torch.nn.init.zeros_(made.bias)
+    made.register_buffer("table", torch.full((2,), fill), persistent=False)
+    return made
+
+
+class Node:
+    """A node whose source was recorded by two ranks of a server."""
+
+    def __init__(self, state: Path, patch: pytest.MonkeyPatch) -> None:
+        self.state = state
+        self.lines: list[str] = []
+        logger = SimpleNamespace(warning=lambda text, *words: self.lines.append(text % words))
+        patch.setattr(compat, "logger", lambda: logger)
+        patch.setattr(compat, "tp_pp_rank", lambda: (2, 1, 1))
+        patch.setattr(evidence, "probe", lambda *_: ())
+        told = evidence.before(layer())
+        self.boot("b0").awaited.add(
+            CONTENT, {rank: {"rank": rank, "before": told, "after": {}} for rank in (0, 1)}
+        )
+
+    def boot(self, name: str) -> InPlace:
+        return InPlace(self.state, name)
+
+    def load(self, boot: str, model: torch.nn.Module) -> InPlace:
+        """Load a model as a checkpoint, and compare. Raises: ProofError."""
+        proof = self.boot(boot)
+        proof.before(model)
+        proof.compare(model, None, MANIFEST)
+        return proof
+
+    def waits(self) -> bool:
+        return self.boot("").awaited.waits(CONTENT, [0, 1])
 
 
 @pytest.fixture
-def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Manifest:
-    """Return a checkpoint of two ranks that waits for its proof; this is the second one."""
-    probed: evidence.Entries = {"layer": {"digest": "d", "sketch": []}}
-    monkeypatch.setattr(compat, "tp_pp_rank", lambda: (2, 1, 1))
-    monkeypatch.setattr(evidence, "after", lambda *_: probed)
-    manifest = make_checkpoint(tmp_path / "store")
-    before = evidence.before(model())
-    ranks: dict[int, Json] = {
-        rank: {"rank": rank, "before": before, "after": probed} for rank in (0, 1)
-    }
-    Awaited(tmp_path).add(manifest.content, ranks)
-    return manifest
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(tmp_path, monkeypatch)
 
 
-def load(state: Path, manifest: Manifest, loaded: torch.nn.Module) -> InPlace:
-    found = InPlace(state)
-    found.before(loaded)
-    found.compare(loaded, None, manifest)
-    return found
+def only_table_differs() -> torch.nn.Module:
+    made = layer()
+    made.get_buffer("table").add_(1)
+    return made
 
 
-def test_what_loads_to_its_sources_state_is_proved(tmp_path: Path, waiting: Manifest) -> None:
-    load(tmp_path, waiting, model()).keep(waiting)
-    kept = Proofs(tmp_path).find(waiting.content)
-    assert kept is not None
-    # Of two ranks: a weight, a table, and what their layer computes.
-    assert (kept["items"], kept["in_place"]) == (6, True)
+def test_what_is_proved_waits_no_longer_and_another_replica_goes_by_the_proof(node: Node) -> None:
+    node.load("b1", layer()).keep(MANIFEST)
+    assert node.boot("b1").proofs.find(CONTENT) is not None
+    assert not node.waits()
+    node.load("b1", layer())
 
 
-def test_another_weight_is_a_fault_at_once(tmp_path: Path, waiting: Manifest) -> None:
-    loaded = model()
-    loaded.get_parameter("weight").data[0, 0] = 2.0
-    with pytest.raises(ProofError, match=r"rank 1 before weight: differs by 1 ") as caught:
-        load(tmp_path, waiting, loaded)
+def test_another_weight_is_the_checkpoints_fault(node: Node) -> None:
+    wrong = layer()
+    torch.nn.init.ones_(wrong.get_parameter("bias"))
+    with pytest.raises(ProofError, match="rank 1 before bias: differs by") as caught:
+        node.load("b1", wrong)
     assert caught.value.reason == ProofError.reason
 
 
-def test_a_table_that_every_process_recomputes_may_differ_once(
-    tmp_path: Path, waiting: Manifest
+def test_a_tensor_that_hangs_loose_on_one_side_only_is_the_checkpoints_fault(node: Node) -> None:
+    odd = layer()
+    vars(odd)["folded"] = {"scale": torch.ones(2)}
+    with pytest.raises(ProofError, match=r"folded\[scale\]: only the checkpoint") as caught:
+        node.load("b1", odd)
+    assert caught.value.reason == ProofError.reason
+
+
+def test_a_recomputed_table_is_left_to_one_more_boot_and_then_rejects(node: Node) -> None:
+    for _ in range(2):
+        # Two replicas of one boot.
+        with pytest.raises(ProofError) as caught:
+            node.load("b1", only_table_differs())
+        assert caught.value.reason == UNFINISHED
+        node.boot("b1").leave_open(MANIFEST)
+    assert node.waits()
+    with pytest.raises(ProofError) as caught:
+        node.load("b2", only_table_differs())
+    assert caught.value.reason == ProofError.reason
+
+
+def objecting(node: Node, boot: str, fault: str) -> None:
+    """Have the loader of a boot keep in mind what a rank objects."""
+    from entrypoint.vllm_plugin.load_format import ShardbootLoader
+
+    loader: Any = object.__new__(ShardbootLoader)
+    loader.manifest, loader.proof = MANIFEST, node.boot(boot)
+    loader.notes = Notes(node.state, boot)
+    loader._keep_in_mind(Objection("no", fault))
+
+
+def test_what_says_nothing_of_the_proof_takes_none_of_its_tries(node: Node) -> None:
+    for boot in ("b1", "b2", "b3"):
+        objecting(node, boot, "")
+    assert node.waits()
+    assert not node.boot("b4").awaited.was_put_off(CONTENT, "b4")
+    objecting(node, "b4", OPEN)
+    assert node.waits()
+    objecting(node, "b5", "unproven")
+    assert not node.waits()
+    assert Rejections(node.state).find(CONTENT) is not None
+
+
+def test_what_two_boots_could_not_find_out_waits_no_longer(node: Node) -> None:
+    node.boot("b1").leave_open(MANIFEST)
+    assert node.waits()
+    node.boot("b2").leave_open(MANIFEST)
+    assert not node.waits()
+    assert "is not proved by a load" in node.lines[-1]
+
+
+@pytest.mark.parametrize("spoilt", [None, "", "{}", '{"rank": 1, "before": 3, "after": {}}'])
+def test_a_record_that_cannot_be_read_rejects_nothing_and_waits_no_longer(
+    node: Node, spoilt: str | None
 ) -> None:
-    loaded = model()
-    loaded.get_buffer("table")[0] = 2.0
-    for reason in (proof.UNFINISHED, ProofError.reason):
-        with pytest.raises(ProofError, match="rank 1 before table: differs") as caught:
-            load(tmp_path, waiting, loaded)
-        assert caught.value.reason == reason
-        InPlace(tmp_path).leave_open(waiting)
-
-
-def test_without_evidence_nothing_is_proved_and_it_is_not_tried_for_ever(
-    tmp_path: Path, waiting: Manifest
-) -> None:
-    next((tmp_path / "awaited").glob("*-rank-1.json")).unlink()
-    for reason in (proof.UNFINISHED, ProofError.reason):
-        with pytest.raises(ProofError, match="nothing is left") as caught:
-            load(tmp_path, waiting, model())
-        assert caught.value.reason == reason
-        InPlace(tmp_path).leave_open(waiting)
-
-
-@pytest.fixture
-def shown() -> Iterator[None]:
-    in_place.show_unwritten(True)
-    yield
-    in_place.show_unwritten(False)
-
-
-def test_what_nobody_has_written_does_not_pass_for_zeros(shown: None) -> None:
-    assert torch.empty(3).isnan().all()
-    assert (torch.empty(3, dtype=torch.int8) == 127).all()
+    (record,) = node.state.glob("awaited/*/rank-1.json")
+    if spoilt is None:
+        record.unlink()
+    else:
+        record.write_text(spoilt)
+    with pytest.raises(ProofError, match="is not all there") as caught:
+        node.load("b1", layer())
+    assert caught.value.reason == UNFINISHED
+    assert not node.waits()

@@ -16,8 +16,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from entrypoint import finisher
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.fragment import fragment_name
+from entrypoint.checkpoint.proof import rank_evidence_name
 from entrypoint.errors import SaveError
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.rejections import Rejections, on_the_way
@@ -341,6 +343,17 @@ def test_what_hangs_loose_all_the_same_is_recorded(
     vars(model)["range"] = [torch.ones(2)]
     assert evidence.before(model).keys() == {"weight", "bias", "range[0]"}
     assert evidence.after(model, None).keys() == {"range[0]"}
+
+
+def test_a_record_that_could_not_be_read_again_is_not_tried_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("entrypoint.state.awaited.MAX_STATE_BYTES", 10)
+    (server.path / rank_evidence_name("source", 0)).write_text('{"before": {}}')
+    manifest: Any = SimpleNamespace(content="d" * 64, layout=SimpleNamespace(ranks=[0]))
+    with pytest.raises(SaveError, match="more than 10 bytes") as caught:
+        finisher._keep_evidence(stagings.join(server.path), manifest, server.state)
+    assert caught.value.reason == "tee.proof"
 
 
 def test_what_says_nothing_of_the_model_is_not_remembered(server: Server) -> None:
