@@ -192,21 +192,28 @@ _END_OF_TIME = 1e11
 
 
 def uses(entries: Iterable[Entry], host_boot: str) -> dict[str, Use]:
-    """Return what became of each checkpoint that was ever served, by its manifest's digest."""
+    """Return what became of each checkpoint that was ever served, by its manifest's digest.
+
+    A boot that fell back has served, and loaded, the source.
+    """
     found: dict[str, Use] = {}
     manifests: dict[str, str] = {}
+    entries = list(entries)
+    fell_back = {str(entry.get("boot")) for entry in entries if entry.get("event") == "fell-back"}
     for entry in entries:
         event, boot, manifest = entry.get("event"), str(entry.get("boot")), entry.get("manifest")
         if event == "attempt" and entry.get("action") == "reuse" and isinstance(manifest, str):
             manifests[boot] = manifest
             use, time = found.get(manifest, UNUSED), entry.get("time")
             served, processes = use.served, use.processes
+            if boot in fell_back:
+                time = None
             if isinstance(time, (int, float)) and 0 <= time < _END_OF_TIME:
                 served = max(served, float(time))
             if entry.get("host_boot") == host_boot:
                 processes += ((entry.get("pid"), entry.get("pid_start")),)
             found[manifest] = use._replace(served=served, processes=processes)
-        elif event in ("loaded", "healthy") and boot in manifests:
+        elif event in ("loaded", "healthy") and boot in manifests and boot not in fell_back:
             manifest = manifests[boot]
             found[manifest] = found[manifest]._replace(loaded=True)
     return found

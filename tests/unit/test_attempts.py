@@ -117,6 +117,19 @@ def attempt(**changes: Json) -> dict[str, Json]:
             Use(5.0, False, ((7, 70),)),
             id="another boot loaded",
         ),
+        pytest.param(
+            [
+                *(attempt(), {"event": "loaded", "boot": "b"}, attempt(time=9, boot="c")),
+                *({"event": event, "boot": "c"} for event in ("loading", "fell-back", "healthy")),
+            ],
+            Use(5.0, True, ((7, 70), (7, 70))),
+            id="another boot fell back",
+        ),
+        pytest.param(
+            [attempt(), *({"event": event, "boot": "b"} for event in ("fell-back", "healthy"))],
+            Use(0.0, False, ((7, 70),)),
+            id="it fell back",
+        ),
         pytest.param([{"event": "loaded", "boot": "b"}], UNUSED, id="of a boot long forgotten"),
         pytest.param(
             [attempt(time=t) for t in ("x", None, -1, float("nan"), float("inf"), 10**400)],
