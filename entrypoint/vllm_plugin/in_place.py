@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from entrypoint.checkpoint import proof
+from entrypoint.checkpoint.foreign import MALFORMED
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import ProofError
 from entrypoint.state.awaited import Awaited
@@ -116,9 +117,32 @@ def _said() -> Iterator[None]:
         compat.logger().warning("shardboot: what was found out cannot be kept: %s", error)
 
 
-def show_unwritten(show: bool) -> None:
-    """From now on have fresh tensors filled with NaN, or the largest number, or no longer.
+@contextmanager
+def recording() -> Iterator[None]:
+    """Raise that nothing was found out, where a state could not be recorded or compared.
+
+    Raises: ProofError, `proof.unfinished`; whatever it is, the other ranks must hear of it.
+    """
+    try:
+        yield
+    # torch has no narrower word than RuntimeError for memory that it does not get.
+    except (RuntimeError, MemoryError, *MALFORMED) as error:
+        said = str(error).partition("\n")[0][:200]
+        msg = f"the state cannot be recorded: {type(error).__name__}: {said}"
+        raise ProofError(msg, reason=proof.UNFINISHED) from None
+
+
+@contextmanager
+def unwritten_shown() -> Iterator[None]:
+    """Have fresh tensors filled with NaN, or the largest number, until the block ends.
 
     What is not written after that would pass for the source's state by chance: often both are 0.
     """
-    torch.use_deterministic_algorithms(show, warn_only=True)
+    was_on = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    # Not by torch's public word, which has compiled code be another one as well.
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(was_on, warn_only=only_warned)

@@ -31,7 +31,7 @@ from entrypoint.vllm_plugin.agreement import (
 )
 from entrypoint.vllm_plugin.decisions import decided, reproduce
 from entrypoint.vllm_plugin.evidence import Recorder
-from entrypoint.vllm_plugin.in_place import InPlace, show_unwritten
+from entrypoint.vllm_plugin.in_place import InPlace, recording, unwritten_shown
 from entrypoint.vllm_plugin.logical import logical_state
 from entrypoint.vllm_plugin.milestones import descent, note_steps
 from entrypoint.vllm_plugin.notes import Notes
@@ -76,6 +76,7 @@ class ShardbootLoader(BaseModelLoader):
         self.manifest: Manifest | None = None
         self.first_here = 0
         self.loaded: dict[str, Json] = {}
+        self.building = contextlib.ExitStack()
 
     def download_model(self, model_config: Any) -> None:
         """Do nothing: a checkpoint is a local directory."""
@@ -129,11 +130,12 @@ class ShardbootLoader(BaseModelLoader):
 
         Raises: Objection, on every rank the same.
         """
-        if self.proof is not None:
-            show_unwritten(True)
-        model = super().load_model(
-            vllm_config=vllm_config, model_config=model_config, prefix=prefix
-        )
+        with self.building:
+            if self.proof is not None:
+                self.building.enter_context(unwritten_shown())
+            model = super().load_model(
+                vllm_config=vllm_config, model_config=model_config, prefix=prefix
+            )
         if self.recorder is not None:
             self.recorder.after(model, vllm_config)
         if self.proof is not None:
@@ -143,7 +145,7 @@ class ShardbootLoader(BaseModelLoader):
     def _prove(self, proof: InPlace, model: torch.nn.Module, vllm_config: Any) -> None:
         assert self.manifest is not None
         _, _, rank = compat.tp_pp_rank()
-        with agreeing():
+        with agreeing(), recording():
             proof.compare(model, vllm_config, self.manifest)
         if rank == self.first_here:
             proof.keep(self.manifest)
@@ -188,8 +190,7 @@ class ShardbootLoader(BaseModelLoader):
         if self.manifest is None:
             with agreeing():
                 self.manifest = _open_manifest(Path(model_config.model), self.digest)
-        if self.proof is not None:
-            show_unwritten(False)
+        self.building.close()
         tp, pp, rank = compat.tp_pp_rank()
         notes = self.notes if rank == self.first_here else NO_NOTES
         notes.line("loading", **descent())
@@ -206,7 +207,8 @@ class ShardbootLoader(BaseModelLoader):
         if self.recorder is not None:
             self.recorder.before(model)
         if self.proof is not None:
-            self.proof.before(model)
+            with agreeing(), recording():
+                self.proof.before(model)
         else:
             notes.line("loaded", **self.loaded)
 

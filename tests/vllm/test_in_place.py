@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,8 @@ from entrypoint.checkpoint.proof import UNFINISHED
 from entrypoint.errors import ProofError
 from entrypoint.state.rejections import Rejections
 from entrypoint.vllm_plugin import compat, evidence
-from entrypoint.vllm_plugin.agreement import OPEN, Objection
-from entrypoint.vllm_plugin.in_place import InPlace
+from entrypoint.vllm_plugin.agreement import OPEN, Objection, agreeing
+from entrypoint.vllm_plugin.in_place import InPlace, recording, unwritten_shown
 from entrypoint.vllm_plugin.notes import Notes
 
 pytestmark = [
@@ -137,6 +138,36 @@ def test_what_says_nothing_of_the_proof_takes_none_of_its_tries(node: Node) -> N
     objecting(node, "b5", "unproven")
     assert not node.waits()
     assert Rejections(node.state).find(CONTENT) is not None
+
+
+@pytest.mark.parametrize("error", [AttributeError, MemoryError, RuntimeError, LookupError])
+def test_what_cannot_be_recorded_is_left_open_and_said_to_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    monkeypatch.setattr(compat, "gather", lambda found: [None, found])
+    said = pytest.raises(Objection, match=f"worker 1 objects: .*{error.__name__}: odd")
+    with said as caught, agreeing(), recording():
+        raise error("odd\nand long")
+    assert caught.value.fault == OPEN
+
+
+@pytest.mark.parametrize(("was_on", "only_warned"), [(False, False), (True, False), (True, True)])
+def test_what_is_not_written_shows_and_determinism_is_as_before(
+    was_on: bool, only_warned: bool
+) -> None:
+    def settings() -> tuple[bool, bool]:
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        return torch.are_deterministic_algorithms_enabled(), warns
+
+    torch._C._set_deterministic_algorithms(was_on, warn_only=only_warned)
+    before = settings()
+    try:
+        with suppress(KeyError), unwritten_shown():
+            assert torch.empty(4).isnan().all()
+            raise KeyError
+        assert settings() == before
+    finally:
+        torch._C._set_deterministic_algorithms(False)
 
 
 def test_what_two_boots_could_not_find_out_waits_no_longer(node: Node) -> None:
