@@ -206,7 +206,7 @@ def _situation(
         itself = Wanted(
             resolution.key,
             lambda _: True,
-            rejections_by(settings, resolution),
+            rejections_by(settings, resolution, has_source=False),
             name=directory.name,
             ranks=resolution.ranks,
         )
@@ -266,11 +266,12 @@ def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> W
 
 
 def rejections_by(
-    settings: Settings, resolution: Resolution
+    settings: Settings, resolution: Resolution, *, has_source: bool = True
 ) -> Callable[[Manifest], Rejection | None]:
     """Return how to ask whether a manifest is rejected, or still unproved.
 
-    One whose source's evidence is here is neither: a load proves it before it serves.
+    One whose source's evidence is here is neither: a load proves it before it serves, or serves the
+    source, which must be there for that.
     """
     rejections, awaited = Rejections(settings.state_dir), Awaited(settings.state_dir)
 
@@ -278,7 +279,11 @@ def rejections_by(
         found = rejections.find(manifest.content)
         if found or not (needed := unproved(settings, resolution, manifest)):
             return found
-        if resolution.nnodes == 1 and awaited.waits(manifest.content, manifest.layout.ranks):
+        if (
+            has_source
+            and resolution.nnodes == 1
+            and awaited.waits(manifest.content, manifest.layout.ranks)
+        ):
             return None
         return Rejection("unproved", f"{needed}: never proved to load to the source's state")
 

@@ -135,6 +135,19 @@ def test_what_waits_for_its_proof_is_served_only_beside_what_its_source_gave(hou
     assert (plan["action"], plan["reason"]) == ("tee", "local.unproved")
 
 
+def test_what_waits_for_its_proof_is_refused_where_it_is_the_model_itself(house: House) -> None:
+    house.rules(resolve={"change": {"kind": {"moe": True}}})
+    staging = Path(house.serve(**TEE).loader["staging"])
+    write_ranks(staging)
+    for rank in (0, 1):
+        (staging / rank_evidence_name("source", rank)).write_text("{}")
+    name = finish(house, staging)["name"]
+    assert house.plan(**TEE)["reason"] == "local.hit"
+    plan = house.run("plan", "--format", "json", house.store.root / name, "-tp", 2).json
+    assert plan["action"] == "refuse"
+    assert "never proved to load to the source's state" in plan["text"]
+
+
 def test_a_model_that_no_load_alone_can_prove_is_saved_before_vllm_starts(house: House) -> None:
     house.rules(resolve={"change": {"kind": {"moe": True}}})
     staging = Path(house.serve(**TEE).loader["staging"])
