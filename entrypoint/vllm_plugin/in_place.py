@@ -78,15 +78,14 @@ class InPlace:
         )
         raise ProofError(msg, reason=proof.UNFINISHED if is_open else "")
 
-    def leave_open(self, manifest: Manifest) -> None:
-        """Let the load of another boot try once more, and none after it."""
+    def leave_open(self, manifest: Manifest) -> bool:
+        """Let the load of another boot try once more, and return whether none has before."""
         content = manifest.content
         if self.awaited.was_put_off(content, self.boot):
-            self.awaited.drop(content)
-            compat.logger().warning("shardboot: %s is not proved by a load", manifest.name)
-            return
+            return False
         with _said():
             self.awaited.put_off(content, self.boot)
+        return True
 
     def give_up(self, manifest: Manifest) -> None:
         """Let a rejected checkpoint wait no longer."""

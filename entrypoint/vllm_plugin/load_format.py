@@ -172,14 +172,16 @@ class ShardbootLoader(BaseModelLoader):
 
     def _keep_in_mind(self, objection: Objection) -> None:
         """Reject the checkpoint for its own fault, or note that its proof was left open."""
-        if self.manifest is None or not objection.fault:
+        if self.manifest is None or not (fault := objection.fault):
             return
-        if objection.fault != OPEN:
-            self.notes.reject(self.manifest.content, objection.fault, str(objection))
-            if self.proof is not None:
-                self.proof.give_up(self.manifest)
-        elif self.proof is not None:
-            self.proof.leave_open(self.manifest)
+        if fault == OPEN:
+            if self.proof is None or self.proof.leave_open(self.manifest):
+                return
+            # Two loads each time, for nothing, must not go on for ever.
+            fault = "unproven"
+        self.notes.reject(self.manifest.content, fault, str(objection))
+        if self.proof is not None:
+            self.proof.give_up(self.manifest)
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         """Fill the model's parameters and buffers, rank-local, from this rank's files.

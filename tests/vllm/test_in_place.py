@@ -170,12 +170,16 @@ def test_what_is_not_written_shows_and_determinism_is_as_before(
         torch._C._set_deterministic_algorithms(False)
 
 
-def test_what_two_boots_could_not_find_out_waits_no_longer(node: Node) -> None:
-    node.boot("b1").leave_open(MANIFEST)
+def test_what_two_boots_could_not_find_out_is_rejected(node: Node) -> None:
+    objecting(node, "b1", OPEN)
+    objecting(node, "b1", OPEN)
     assert node.waits()
-    node.boot("b2").leave_open(MANIFEST)
+    assert Rejections(node.state).find(CONTENT) is None
+    objecting(node, "b2", OPEN)
     assert not node.waits()
-    assert "is not proved by a load" in node.lines[-1]
+    found = Rejections(node.state).find(CONTENT)
+    assert found is not None
+    assert found.kind == "unproven"
 
 
 @pytest.mark.parametrize("spoilt", [None, "", "{}", '{"rank": 1, "before": 3, "after": {}}'])
