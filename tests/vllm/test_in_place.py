@@ -84,7 +84,10 @@ def only_table_differs() -> torch.nn.Module:
 
 def test_what_is_proved_waits_no_longer_and_another_replica_goes_by_the_proof(node: Node) -> None:
     node.load("b1", layer()).keep(MANIFEST)
-    assert node.boot("b1").proofs.find(CONTENT) is not None
+    kept = node.boot("b1").proofs.find(CONTENT)
+    assert kept is not None
+    # Of two ranks: a weight, a bias and a table.
+    assert (kept["items"], kept["in_place"]) == (6, True)
     assert not node.waits()
     node.load("b1", layer())
 
@@ -164,6 +167,7 @@ def test_what_is_not_written_shows_and_determinism_is_as_before(
     try:
         with suppress(KeyError), unwritten_shown():
             assert torch.empty(4).isnan().all()
+            assert (torch.empty(4, dtype=torch.int8) == 127).all()
             raise KeyError
         assert settings() == before
     finally:
