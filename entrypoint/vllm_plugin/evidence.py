@@ -50,12 +50,13 @@ class Recorder:
 
     def after(self, model: torch.nn.Module, vllm_config: Any) -> None:
         """Record the post-processed model, and write all that is known."""
-        self.write(after(model, vllm_config))
+        self.write(after(model, vllm_config), circumstances(vllm_config))
 
-    def write(self, found: Entries) -> None:
+    def write(self, found: Entries, under: Entries) -> None:
         """Write what `before` recorded, and what was found after it, in one atomic file."""
         _, _, rank = compat.tp_pp_rank()
-        evidence: Json = {"rank": rank, "before": self.found_before, "after": found}
+        evidence: dict[str, Json] = {"rank": rank, "before": self.found_before, "after": found}
+        evidence["circumstances"] = under
         write_json(self.directory / rank_evidence_name(self.side, rank), evidence)
 
 
@@ -152,6 +153,17 @@ def after(model: torch.nn.Module, vllm_config: Any) -> Entries:
         else:
             found[name] = {"digest": digest_of(made), "sketch": sketch_of(made)}
     return found
+
+
+def circumstances(vllm_config: Any) -> Entries:
+    """Return what else than weights decides which bytes a module makes of its input."""
+    return {
+        "torch": torch.__version__,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": "" if compat.is_cpu() else torch.cuda.get_device_name(),
+        "lora": vllm_config.lora_config is not None,
+    }
 
 
 def digest_of(tensor: torch.Tensor) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from entrypoint.checkpoint import proof
+from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.foreign import MALFORMED
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import ProofError
@@ -49,8 +50,9 @@ class InPlace:
         """Compare the post-processed model, and what `before` recorded, with the source's.
 
         Raises: ProofError naming what differs first; `proof.unfinished` where that is not the
-        checkpoint's fault: the evidence is gone, or, once, a table that every process recomputes.
-        What cannot be read waits no longer.
+        checkpoint's fault: the evidence is gone, or from other circumstances, a module does not
+        answer, or, once, a table that every process recomputes. Evidence that is of no use here
+        waits no longer.
         """
         _, _, rank = compat.tp_pp_rank()
         content = manifest.content
@@ -64,7 +66,16 @@ class InPlace:
             self.awaited.drop(content)
             msg = f"{manifest.name} cannot be proved: what its source gave is not all there"
             raise ProofError(msg, reason=proof.UNFINISHED) from None
+        then, now = _circumstances(told), evidence.circumstances(vllm_config)
+        if then != now:
+            self.awaited.drop(content)
+            msg = f"{manifest.name} cannot be proved here: recorded under {then}, and this is {now}"
+            raise ProofError(msg, reason=proof.UNFINISHED)
         after = evidence.after(model, vllm_config)
+        for name, entry in after.items():
+            if isinstance(entry, dict) and "unprobed" in entry:
+                msg = f"{manifest.name} cannot be proved: {name}: {entry['unprobed']}"
+                raise ProofError(msg, reason=proof.UNFINISHED)
         found = _read({"rank": rank, "before": self.found, "after": after})
         verdict = proof.compare(source, found)
         if verdict.proves:
@@ -102,6 +113,10 @@ class InPlace:
             kept = proof.summary(source, controlled=False, vllm=vllm, plugin=plugin)
             self.proofs.add(content, kept | {"in_place": True})
             self.awaited.drop(content)
+
+
+def _circumstances(recorded: Json) -> Json:
+    return recorded.get("circumstances") if isinstance(recorded, dict) else None
 
 
 def _read(recorded: object) -> dict[str, proof.Item]:

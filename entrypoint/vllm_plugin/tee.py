@@ -33,7 +33,7 @@ from entrypoint.store.order import UNCLAIMED
 from entrypoint.store.staging import Staging
 from entrypoint.vllm_plugin import compat
 from entrypoint.vllm_plugin.decisions import decided
-from entrypoint.vllm_plugin.evidence import Entries, Recorder, after, loose_state
+from entrypoint.vllm_plugin.evidence import Entries, Recorder, after, circumstances, loose_state
 from entrypoint.vllm_plugin.logical import logical_state, refuse_unsavable
 from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.pages import Pages
@@ -127,17 +127,21 @@ class Tee:
     def record(self, model: torch.nn.Module, vllm_config: Any) -> None:
         """Record what the post-processed model computes, if the next load is to prove it by that.
 
-        Nothing is committed before. What cannot be probed is proved by no load alone.
+        Nothing is committed before. What cannot be probed, or computes something else at once when
+        asked again, is proved by no load alone.
         """
         if self.recorder is None or self.is_over:
             return
         with self._giving_up():
-            found = after(model, vllm_config)
+            found, again = after(model, vllm_config), after(model, vllm_config)
             for name, entry in found.items():
                 if isinstance(entry, dict) and "unprobed" in entry:
                     msg = f"{name} cannot be probed, so a load alone proves nothing of it"
                     raise SaveError(msg, reason=UNPROBED)
-            self.recorder.write(found)
+                if entry != again.get(name):
+                    msg = f"{name} computes no two times the same, so nothing can be told by it"
+                    raise SaveError(msg, reason=UNPROBED)
+            self.recorder.write(found, circumstances(vllm_config))
         self.recorded.set()
 
     def give_up(self, error: ShardbootError) -> None:

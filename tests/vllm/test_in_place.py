@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.proof import UNFINISHED
 from entrypoint.errors import ProofError
 from entrypoint.state.rejections import Rejections
@@ -25,6 +26,7 @@ pytestmark = [
 ]
 
 CONTENT = "c" * 64
+CONFIG: Any = SimpleNamespace(lora_config=None)
 MANIFEST: Any = SimpleNamespace(
     content=CONTENT,
     name="tiny",
@@ -52,10 +54,11 @@ class Node:
         patch.setattr(compat, "logger", lambda: logger)
         patch.setattr(compat, "tp_pp_rank", lambda: (2, 1, 1))
         patch.setattr(evidence, "probe", lambda *_: ())
-        told = evidence.before(layer())
-        self.boot("b0").awaited.add(
-            CONTENT, {rank: {"rank": rank, "before": told, "after": {}} for rank in (0, 1)}
-        )
+        patch.setattr(compat, "is_cpu", lambda: True)
+        told: dict[str, Json] = {"before": evidence.before(layer()), "after": {}}
+        told["circumstances"] = evidence.circumstances(CONFIG)
+        ranks = {rank: {"rank": rank, **told} for rank in (0, 1)}
+        self.boot("b0").awaited.add(CONTENT, ranks)
 
     def boot(self, name: str) -> InPlace:
         return InPlace(self.state, name)
@@ -64,7 +67,7 @@ class Node:
         """Load a model as a checkpoint, and compare. Raises: ProofError."""
         proof = self.boot(boot)
         proof.before(model)
-        proof.compare(model, None, MANIFEST)
+        proof.compare(model, CONFIG, MANIFEST)
         return proof
 
     def waits(self) -> bool:
@@ -119,6 +122,27 @@ def test_a_recomputed_table_is_left_to_one_more_boot_and_then_rejects(node: Node
     with pytest.raises(ProofError) as caught:
         node.load("b2", only_table_differs())
     assert caught.value.reason == ProofError.reason
+
+
+def test_what_was_recorded_under_other_circumstances_tells_nothing_here(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads + 1)
+    with pytest.raises(ProofError, match=f"'threads': {threads + 1}") as caught:
+        node.load("b1", layer())
+    assert caught.value.reason == UNFINISHED
+    assert not node.waits()
+
+
+def test_a_module_that_does_not_answer_is_no_fault_of_the_checkpoint(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "probe", lambda *_: [("l", "OutOfMemoryError: none left")])
+    with pytest.raises(ProofError, match="l: OutOfMemoryError") as caught:
+        node.load("b1", layer())
+    assert caught.value.reason == UNFINISHED
+    assert node.waits()
 
 
 def objecting(node: Node, boot: str, fault: str) -> None:

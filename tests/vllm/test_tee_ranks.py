@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import sys
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.vllm
 
 MODEL = torch.nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
 KEY = "c" * 64
+CONFIG: Any = SimpleNamespace(lora_config=None)
 PYTHON = sys.executable
 FINISHED = 'import json; print(json.dumps({"status": "ok", "name": "made"}))'
 
@@ -59,6 +61,7 @@ class Server:
         self.lines: list[str] = []
         logger = SimpleNamespace(info=self.hear, error=self.hear, warning=self.hear)
         patch.setattr(compat, "logger", lambda: logger)
+        patch.setattr(compat, "is_cpu", lambda: True)
         patch.setattr(tee, "decided", lambda _: {"tied": False})
         patch.setattr("threading.Thread", SameThread)
         self.finisher(room, FINISHED)
@@ -296,7 +299,7 @@ def test_nothing_is_committed_before_every_rank_has_recorded_what_it_computes(
     for number, rank in enumerate(ranks):
         assert not (tmp_path / "ran").exists()
         server.is_now(number)
-        rank.record(MODEL, None)
+        rank.record(MODEL, CONFIG)
         Real.all[number].join(60)
     assert (tmp_path / "ran").exists()
     (told,) = (json.loads(path.read_text()) for path in server.path.glob(".source-rank-1.json"))
@@ -309,7 +312,7 @@ def test_what_no_load_alone_can_prove_is_not_saved_on_the_way_again(
 ) -> None:
     monkeypatch.setattr(tee, "after", lambda *_: {"layer": {"unprobed": "TypeError: no"}})
     server.orders(record=True)
-    server.rank(1).record(MODEL, None)
+    server.rank(1).record(MODEL, CONFIG)
     assert server.events() == ["tee.failed"]
     assert not server.path.exists()
     found = Rejections(server.state).find(on_the_way(KEY))
@@ -343,6 +346,19 @@ def test_what_hangs_loose_all_the_same_is_recorded(
     vars(model)["range"] = [torch.ones(2)]
     assert evidence.before(model).keys() == {"weight", "bias", "range[0]"}
     assert evidence.after(model, None).keys() == {"range[0]"}
+
+
+def test_what_computes_something_else_each_time_is_not_saved_on_the_way(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = itertools.count()
+    monkeypatch.setattr(tee, "after", lambda *_: {"layer": {"digest": str(next(times))}})
+    server.orders(record=True)
+    server.rank(1).record(MODEL, CONFIG)
+    assert server.events() == ["tee.failed"]
+    found = Rejections(server.state).find(on_the_way(KEY))
+    assert found is not None
+    assert "layer computes no two times the same" in found.reason
 
 
 def test_a_record_that_could_not_be_read_again_is_not_tried_again(
