@@ -14,7 +14,7 @@ from entrypoint.checkpoint.digest import digest_file
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import ConfigError, DamagedError, NotFoundError, StoreError
 from entrypoint.log import human_bytes
-from entrypoint.obstacles import unproved
+from entrypoint.obstacles import proof_needed
 from entrypoint.plan import decide
 from entrypoint.progress import Progress
 from entrypoint.store.base import CheckpointStaging, CheckpointStore
@@ -116,14 +116,20 @@ def _takes_names(root: Path) -> bool:
     return not os.path.isdir(root) or os.access(root, os.W_OK | os.X_OK)
 
 
+def _require_sealed(manifest: Manifest, needed: str) -> None:
+    """Refuse one whose proof would not go with it. Raises: NotFoundError."""
+    if manifest.proof is None:
+        msg = f"{manifest.name} must be proved ({needed}), and its manifest holds no proof"
+        raise NotFoundError(msg, hint="no other node would serve it; `shardboot save` makes one")
+
+
 def wanted_checkpoint(boot: Boot, assessment: Assessment) -> Manifest:
     """Return the local checkpoint that fits. Raises: NotFoundError saying what there is."""
     action = decide(assessment.situation, boot.policy)
     if action.kind == "reuse" and action.manifest is not None:
         assert assessment.resolution is not None
-        if unproved(boot.settings, assessment.resolution, action.manifest):
-            msg = f"{action.manifest.name} waits for its proof"
-            raise NotFoundError(msg, hint="a boot proves it as it loads it; or `shardboot prove`")
+        if needed := proof_needed(boot.settings, assessment.resolution):
+            _require_sealed(action.manifest, needed)
         return action.manifest
     msg = f"no local checkpoint fits: {action.text}"
     raise NotFoundError(msg, hint="`shardboot save` makes one")

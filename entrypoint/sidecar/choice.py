@@ -106,8 +106,9 @@ def to_publish(
 ) -> list[Seen]:
     """Return the saves of this host that the shared store lacks, and that may be served.
 
-    Of each family the newest alone, whole, and proved, or loaded by a boot that asked for no proof.
-    What was `published` once, and is not there any more, somebody has taken away.
+    Of each family the newest alone, whole, and with its proof, or loaded by a boot that asked for
+    none. One that was proved on this node only would be served by no other, and stand in the way of
+    theirs. What was `published` once, and is not there any more, somebody has taken away.
     """
     there = {each.key for each in shared if each.state == COMPLETE}
     found = []
@@ -118,7 +119,7 @@ def to_publish(
             continue
         if newest.key in there or newest.content in published:
             continue
-        if newest.proved or newest.loaded:
+        if newest.sealed or (newest.loaded and not newest.proved):
             found.append(newest)
     return found
 

@@ -39,7 +39,8 @@ class Seen(NamedTuple):
     the model's word; `created` is when it was saved, in seconds since 1970, and `host` where;
     `made_by` are vLLM's version and our format. `ranks` of `world`
     are those that lie there. `served` and `loaded` are what boots of this node did with it;
-    `proved` is whether there is a proof. `running` is whether somebody uses it, or may: its lock is
+    `proved` is whether there is a proof, and `sealed` whether it lies in the manifest, so that it
+    goes with it wherever it is copied. `running` is whether somebody uses it, or may: its lock is
     not to be had.
     """
 
@@ -59,6 +60,7 @@ class Seen(NamedTuple):
     ranks: tuple[int, ...] = ()
     world: int = 0
     proved: bool = False
+    sealed: bool = False
     served: bool = False
     loaded: bool = False
     pinned: bool = False
@@ -214,6 +216,7 @@ def _facts(manifest: Manifest) -> Seen:
         world=manifest.layout.world,
         made_for=manifest.key,
         source=manifest.source.name,
+        sealed=bool(manifest.proof),
     )
 
 

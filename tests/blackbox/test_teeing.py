@@ -103,8 +103,10 @@ def test_what_must_be_proved_is_proved_as_it_is_loaded_and_never_sent_before(
     assert second.loader["prove"] is True
     pushed = house.run("push", "--shared", house.shared, house.model, "-tp", 2)
     assert pushed.status == 31
-    assert "waits for its proof" in pushed.stderr
+    assert "its manifest holds no proof" in pushed.stderr
     Proofs(house.state).add(manifest_of(house.store, name).content, {"items": 1})
+    # Of this node alone: no other would serve it, and it would stand in the way of theirs.
+    assert house.run("push", "--shared", house.shared, house.model, "-tp", 2).status == 31
     third = house.serve(**TEE)
     assert third.events[-1:] == ["local.hit"]
     assert "prove" not in third.events

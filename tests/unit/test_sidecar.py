@@ -195,31 +195,42 @@ def test_what_no_boot_would_serve_unproved_is_fetched_with_a_proof(
 @pytest.mark.parametrize(
     ("local", "shared", "expected"),
     [
-        pytest.param([OLD._replace(proved=True)], [], ["old"], id="proved"),
+        pytest.param([OLD._replace(proved=True, sealed=True)], [], ["old"], id="proved"),
         pytest.param([OLD._replace(loaded=True)], [], ["old"], id="loaded without a proof"),
         pytest.param([OLD], [], [], id="neither"),
-        pytest.param([OLD._replace(proved=True)], [OLD], [], id="it is there"),
+        pytest.param([OLD._replace(proved=True, loaded=True)], [], [], id="proved here only"),
+        pytest.param([OLD._replace(proved=True, sealed=True)], [OLD], [], id="it is there"),
         pytest.param(
-            [OLD._replace(proved=True)],
+            [OLD._replace(proved=True, sealed=True)],
             [NEW._replace(key=OLD.key)],
             [],
             id="another save of its key is there",
         ),
         pytest.param(
-            [OLD._replace(proved=True)],
+            [OLD._replace(proved=True, sealed=True)],
             [NEW._replace(key=OLD.key, state=REJECTED)],
             ["old"],
             id="the other save of its key was rejected",
         ),
-        pytest.param([OLD._replace(proved=True, host="there")], [], [], id="saved elsewhere"),
-        pytest.param([OLD._replace(proved=True, ranks=(0,))], [], [], id="some ranks only"),
-        pytest.param([OLD._replace(proved=True, state=DAMAGED)], [], [], id="damaged"),
-        pytest.param([seen("done", proved=True)], [], [], id="published before"),
         pytest.param(
-            [OLD._replace(proved=True), NEW._replace(proved=True)], [], ["new"], id="the newest"
+            [OLD._replace(proved=True, sealed=True, host="there")], [], [], id="saved elsewhere"
         ),
         pytest.param(
-            [OLD._replace(proved=True), NEW._replace(proved=True, state=DAMAGED)],
+            [OLD._replace(proved=True, sealed=True, ranks=(0,))], [], [], id="some ranks only"
+        ),
+        pytest.param([OLD._replace(proved=True, sealed=True, state=DAMAGED)], [], [], id="damaged"),
+        pytest.param([seen("done", proved=True, sealed=True)], [], [], id="published before"),
+        pytest.param(
+            [OLD._replace(proved=True, sealed=True), NEW._replace(proved=True, sealed=True)],
+            [],
+            ["new"],
+            id="the newest",
+        ),
+        pytest.param(
+            [
+                OLD._replace(proved=True, sealed=True),
+                NEW._replace(proved=True, sealed=True, state=DAMAGED),
+            ],
             [],
             ["old"],
             id="the newest that is sound",
