@@ -145,16 +145,19 @@ class Tee:
         self.recorded.set()
 
     def give_up(self, error: ShardbootError) -> None:
-        """Take the tee from all ranks, and say why; the first one to do so is heard."""
+        """Take the tee from all ranks, and say why; the first one to do so is heard.
+
+        What no later tee would do better is remembered of all of them.
+        """
         self.is_over = True
+        key = str(self.order.get("key_by_config", ""))
+        if error.reason == UNPROBED:
+            self.notes.reject(on_the_way(key), UNPROBED, str(error))
+        self.notes.refuse(key, error.reason, str(error))
         if self.staging.give_up():
             text = f"no checkpoint is saved on the way, and the server goes on: {error}"
             compat.logger().error("shardboot: %s: %s", error.reason, text)
             self.notes.line("tee.failed", reason=error.reason, text=str(error))
-            key = str(self.order.get("key_by_config", ""))
-            self.notes.refuse(key, error.reason, str(error))
-            if error.reason == UNPROBED:
-                self.notes.reject(on_the_way(key), UNPROBED, str(error))
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:

@@ -361,6 +361,16 @@ def test_what_computes_something_else_each_time_is_not_saved_on_the_way(
     assert "layer computes no two times the same" in found.reason
 
 
+def test_what_one_rank_finds_out_is_remembered_though_another_gave_up_before(
+    server: Server,
+) -> None:
+    first, second = server.rank(0), server.rank(1)
+    first.give_up(SaveError("full", reason="space.short"))
+    second.give_up(SaveError("l.0 cannot be probed", reason="tee.proof"))
+    assert server.events() == ["tee.failed"]
+    assert Rejections(server.state).find(on_the_way(KEY)) is not None
+
+
 def test_a_record_that_could_not_be_read_again_is_not_tried_again(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
