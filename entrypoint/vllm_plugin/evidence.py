@@ -161,7 +161,7 @@ def circumstances(vllm_config: Any) -> Entries:
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-        "device": "" if compat.is_cpu() else torch.cuda.get_device_name(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         "lora": vllm_config.lora_config is not None,
     }
 

@@ -140,7 +140,7 @@ def recording() -> Iterator[None]:
     try:
         yield
     # torch has no narrower word than RuntimeError for memory that it does not get.
-    except (RuntimeError, MemoryError, *MALFORMED) as error:
+    except (RuntimeError, MemoryError, AssertionError, *MALFORMED) as error:
         said = str(error).partition("\n")[0][:200]
         msg = f"the state cannot be recorded: {type(error).__name__}: {said}"
         raise ProofError(msg, reason=proof.UNFINISHED) from None

@@ -168,7 +168,7 @@ class Tee:
         except ShardbootError as error:
             self.give_up(error)
         # torch has no narrower word than RuntimeError for memory that it does not get.
-        except (RuntimeError, MemoryError, *MALFORMED) as error:
+        except (RuntimeError, MemoryError, AssertionError, *MALFORMED) as error:
             self.give_up(SaveError(f"{type(error).__name__}: {error}"))
 
     def _has_room(self, size: int) -> bool:

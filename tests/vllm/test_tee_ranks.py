@@ -61,7 +61,6 @@ class Server:
         self.lines: list[str] = []
         logger = SimpleNamespace(info=self.hear, error=self.hear, warning=self.hear)
         patch.setattr(compat, "logger", lambda: logger)
-        patch.setattr(compat, "is_cpu", lambda: True)
         patch.setattr(tee, "decided", lambda _: {"tied": False})
         patch.setattr("threading.Thread", SameThread)
         self.finisher(room, FINISHED)
@@ -222,7 +221,9 @@ def test_a_rank_that_cannot_take_part_ends_the_tee_and_no_server(
     assert not server.path.exists()
 
 
-@pytest.mark.parametrize("error", [AttributeError, KeyError, MemoryError, RuntimeError, ValueError])
+@pytest.mark.parametrize(
+    "error", [AssertionError, AttributeError, KeyError, MemoryError, RuntimeError, ValueError]
+)
 def test_whatever_goes_wrong_with_a_state_ends_the_tee_and_no_server(
     server: Server, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
