@@ -182,6 +182,26 @@ def test_a_model_that_is_not_served_is_gone_before_the_source_is_loaded() -> Non
     kept.remove()
 
 
+def test_fresh_tensors_show_only_while_a_model_to_prove_is_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import torch
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    seen: list[bool] = []
+
+    def build(*_: object, **__: object) -> None:
+        seen.append(bool(torch.empty(1).isnan()))
+        raise MemoryError
+
+    monkeypatch.setattr(BaseModelLoader, "load_model", build)
+    proving = loader({"manifest": "0" * 64, "prove": True, "state": str(tmp_path)})
+    with pytest.raises(MemoryError):
+        proving._load(None, None, "")
+    assert seen == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def tied_config(*, tied: bool, untied_by_files: bool) -> Any:
     text = SimpleNamespace(tie_word_embeddings=tied)
     outer = SimpleNamespace(tie_word_embeddings=tied, get_text_config=lambda: text)
