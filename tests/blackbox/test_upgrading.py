@@ -203,7 +203,7 @@ def test_a_signal_is_a_way_back(number: signal.Signals, world: World) -> None:
     pid = world.pid("a")
     world.rules("b", health=503)
     process = world.begin()
-    world.wait_for_act("start b")
+    world.wait_until_it_lives("b")
     process.send_signal(number)
     done = world.finish(process)
     assert done.status == 1

@@ -178,6 +178,12 @@ class World:
             assert time.monotonic() < deadline, self.acts
             time.sleep(POLL_SECONDS)
 
+    def wait_until_it_lives(self, name: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not self.lives(name):
+            assert time.monotonic() < deadline, self.acts
+            time.sleep(POLL_SECONDS)
+
     def is_as_before(self, pid: int) -> bool:
         """Whether the very same OLD serves, and NEW does not run, now nor after a reboot."""
         of_old = self.lives("a") and self.pid("a") == pid and self.where() == "a"
