@@ -1,6 +1,6 @@
 """Carrying a checkpoint from store to store: here, and to where many nodes share it.
 
-When this raises, nothing is published where it was to go.
+Where it fails, nothing is published there.
 """
 
 from __future__ import annotations
@@ -124,7 +124,10 @@ def _require_sealed(manifest: Manifest, needed: str) -> None:
 
 
 def wanted_checkpoint(boot: Boot, assessment: Assessment) -> Manifest:
-    """Return the local checkpoint that fits. Raises: NotFoundError saying what there is."""
+    """Return the local checkpoint that fits, and may be pushed.
+
+    Raises: NotFoundError saying what there is, or that its proof would not go with it.
+    """
     action = decide(assessment.situation, boot.policy)
     if action.kind == "reuse" and action.manifest is not None:
         assert assessment.resolution is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Final
 
 from entrypoint import publishing
 from entrypoint.checkpoint.manifest import Manifest
@@ -20,8 +19,6 @@ from entrypoint.store import lease
 from entrypoint.store.base import CheckpointStore
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import find_by_name
-
-ONE: Final = 1
 
 
 class Publish:
@@ -83,5 +80,5 @@ class Publish:
         what = f"publish-{manifest.key.digest[:16]}"
         line = lease.queue(target.root, what, target.dir_mode, target.file_mode)
         ticket = stack.enter_context(line)
-        waited: lease.Waited[None] = ticket.wait(ONE, TURN_SECONDS, on_wait=said.append)
+        waited: lease.Waited[None] = ticket.wait(1, TURN_SECONDS, on_wait=said.append)
         return " ".join(["another host is at it", *said]) if waited.how == "late" else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 from entrypoint.checkpoint.finding import Damaged
 from entrypoint.checkpoint.manifest import FileEntry, Manifest
@@ -116,6 +117,6 @@ class Repair:
         return True
 
 
-def _names(wrong: Collection[str], directory: object, path: str) -> bool:
+def _names(wrong: Collection[str], directory: Path, path: str) -> bool:
     beginnings = (f"{path}:", f"{directory}/{path}:")
     return any(text.startswith(beginnings) for text in wrong)

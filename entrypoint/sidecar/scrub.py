@@ -41,8 +41,9 @@ class Scrub:
     def run(self) -> Iterator[float]:
         """Read one checkpoint in full: whose last scrub is longest ago, if that is due.
 
-        Damage is remembered, so that boots copy or save it anew; what cannot be read is not, since
-        it may be later. Raises: OSError naming the file; StoreError; NotFoundError; ManifestError.
+        Damage is remembered: it is repaired, or boots copy or save it anew. What cannot be read is
+        not, since it may be later. Raises: OSError naming the file; StoreError; NotFoundError;
+        ManifestError.
         """
         node = self._node
         here = node.seen("local")

@@ -2,8 +2,8 @@
 
 A failed attempt noted that it began to load, and never that it had loaded, nor that it was told
 to stop; on the same boot of this host, so that a power loss counts against nobody. A port in use,
-bad flags, or memory that ran out after loading never count against weights: but where a load proved
-them, without a token, until they have served.
+bad flags, or memory that ran out after loading never count against weights. But of those that a
+load proved, which compares no tokens, they count until they have served.
 """
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.

@@ -78,7 +78,7 @@ class Spare:
                 self._lose(why)
 
     def judge(self, end: End, *, is_stopping: bool) -> None:
-        """Trust it once one of its servers has served; not if the first ones cannot."""
+        """Trust it once one of its servers has served; not if the first one ends before that."""
         self.is_proved = self.is_proved or end.served is not None
         if not self.is_proved and not is_stopping:
             self.distrusted = "its first server died before it served"

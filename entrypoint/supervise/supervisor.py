@@ -36,6 +36,7 @@ TRACKER_SECONDS: Final = 1.0
 """For what clears up after the others to end by itself."""
 
 STUMBLE_SECONDS: Final = 1.0
+"""Before the next look, where nothing could be seen."""
 
 
 class Supervisor:

@@ -58,9 +58,10 @@ class Watched:
         return self.is_fork
 
     def see(self, pids: Callable[[], Sequence[int]]) -> None:
-        """Remember what is its, once it serves: who is killed later cannot be asked.
+        """Remember its other processes, once it serves: who is killed later cannot be asked.
 
-        Segments also before, whenever others are there than were. `pids` tells its processes.
+        What it shares in memory is looked for before as well, whenever the segments there have
+        changed. `pids` tells its processes.
         """
         if (segments := offspring.segments()) != self.segments:
             self.segments = segments

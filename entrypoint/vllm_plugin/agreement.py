@@ -13,7 +13,6 @@ from entrypoint.vllm_plugin import compat
 MEET_SECONDS: Final = 60.0
 """How long workers of other nodes may be behind: they found each other a moment ago."""
 
-
 OPEN: Final = "open"
 """Of a proof that came to nothing."""
 

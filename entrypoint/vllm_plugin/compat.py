@@ -101,11 +101,11 @@ def _registries() -> dict[tuple[str, str], dict[Any, Any]]:
 
 
 def undo_registrations(vllm_config: Any) -> Callable[[], None]:
-    """Return what makes `vllm_config`, vLLM and torch forget every layer that comes from now on.
+    """Return what makes `vllm_config`, vLLM and torch forget every layer built from now on.
 
     Layers put themselves into containers of the compilation config, by name, and refuse to be
-    built twice; which containers differs from version to version. Others would keep a model that
-    nobody uses, or hand what was made for it to the next one.
+    built twice; which containers differs from version to version. Registries of the whole process
+    would keep a model that nobody uses, or hand what was made for it to the next one.
     """
     config = vllm_config.compilation_config
     kept = {

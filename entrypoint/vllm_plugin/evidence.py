@@ -144,7 +144,7 @@ def after(model: torch.nn.Module, vllm_config: Any) -> Entries:
 
     `unprobed` says why there is none. Nothing here talks to other ranks. Stored tensors are not
     looked at: after post-processing many are empty, their bytes inside closures and kernels. What
-    hangs loose then is.
+    hangs loose is looked at once more.
     """
     found = _recorded(_loose_tensors(model))
     for name, made in probe(model, vllm_config):

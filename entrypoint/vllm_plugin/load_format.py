@@ -58,7 +58,8 @@ class ShardbootLoader(BaseModelLoader):
     the state directory to note in what becomes of the load, `headless` on a node without HTTP, and
     `source`, where the model can be loaded from if the checkpoint does not fit. With `prove`
     it is compared with what its source gave, before anything is served from it. A proof adds
-    `record` and `side`, the directory to leave evidence or a refusal in.
+    `record` and `side`, the directory to leave evidence or a refusal in. `fork` and `reader` are
+    for `forking` and `reap`.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -192,6 +193,7 @@ class ShardbootLoader(BaseModelLoader):
         if self.manifest is None:
             with agreeing():
                 self.manifest = _open_manifest(Path(model_config.model), self.digest)
+        # All parameters are there: what is unwritten of these is what must show.
         self.building.close()
         tp, pp, rank = compat.tp_pp_rank()
         notes = self.notes if rank == self.first_here else NO_NOTES

@@ -127,8 +127,8 @@ class Tee:
     def record(self, model: torch.nn.Module, vllm_config: Any) -> None:
         """Record what the post-processed model computes, if the next load is to prove it by that.
 
-        Nothing is committed before. What cannot be probed, or computes something else at once when
-        asked again, is proved by no load alone.
+        Nothing is committed before. What cannot be probed, or computes something else when asked
+        again at once, is proved by no load alone.
         """
         if self.recorder is None or self.is_over:
             return
@@ -139,7 +139,7 @@ class Tee:
                     msg = f"{name} cannot be probed, so a load alone proves nothing of it"
                     raise SaveError(msg, reason=UNPROBED)
                 if entry != again.get(name):
-                    msg = f"{name} computes no two times the same, so nothing can be told by it"
+                    msg = f"{name} does not compute the same twice, so nothing can be told by it"
                     raise SaveError(msg, reason=UNPROBED)
             self.recorder.write(found, circumstances(vllm_config))
         self.recorded.set()

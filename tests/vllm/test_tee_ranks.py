@@ -359,7 +359,7 @@ def test_what_computes_something_else_each_time_is_not_saved_on_the_way(
     assert server.events() == ["tee.failed"]
     found = Rejections(server.state).find(on_the_way(KEY))
     assert found is not None
-    assert "layer computes no two times the same" in found.reason
+    assert "layer does not compute the same twice" in found.reason
 
 
 def test_what_one_rank_finds_out_is_remembered_though_another_gave_up_before(
