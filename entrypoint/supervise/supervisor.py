@@ -152,12 +152,16 @@ class Supervisor:
 
     def _pass_on(self, server: Watched, number: int) -> None:
         """Do with a signal what a first process should: hand it on, and bound what it takes."""
-        if number in STOPS:
-            self.stopping = number
-        self.is_reloading = number == signal.SIGHUP
+        self._heed(number)
         self.killing_at = min(self.killing_at, time.monotonic() + self.settings.stop_timeout)
         with suppress(ProcessLookupError):
             os.kill(server.pid, signal.SIGTERM if number == signal.SIGHUP else number)
+
+    def _heed(self, number: int) -> None:
+        """Remember what a signal asks for, once the server has ended."""
+        if number in STOPS:
+            self.stopping = number
+        self.is_reloading = number == signal.SIGHUP
 
     def _left(self) -> list[int]:
         """Return what runs of the server: all that descends from here but what was here before it.
@@ -184,7 +188,8 @@ class Supervisor:
         clears_until = time.monotonic() + TRACKER_SECONDS
         while left := self._kill(server, spares_trackers=time.monotonic() < clears_until):
             self._idle(CLEAR_TICK_SECONDS, "restarting: waiting for what is left of the server")
-            self.stopping = next((n for n in self.signals.heard() if n in STOPS), self.stopping)
+            for number in self.signals.heard():
+                self._heed(number)
             if time.monotonic() > said_at:
                 said_at = math.inf
                 self.log.line("server.stuck", f"SIGKILL has not ended {left}: waiting for them")
