@@ -60,6 +60,9 @@ class Standby:
             told = self.channel.recv(MAX_ANSWER, flags)
         except BlockingIOError:
             return ""
+        except ConnectionResetError:
+            # It ended with an order unread: told once, and before what it had said until then.
+            return self._hear(order, flags)
         except OSError as error:
             return str(error.strerror)
         if not told:

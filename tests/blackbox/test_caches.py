@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 from blackbox.harness import Boot, House
+
+from entrypoint.state.ledger import Ledger
 
 OURS = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
@@ -32,10 +32,8 @@ def said(boot: Boot) -> list[str]:
 def note(house: House, boot: Boot, *events: str) -> None:
     """Add to the ledger what vLLM's processes would have noted of a boot."""
     [attempt] = [e for e in house.ledger if e["event"] == "attempt" and e["pid"] == boot.pid]
-    with (house.state / "ledger.jsonl").open("a") as ledger:
-        for event in events:
-            about: dict[str, Any] = {"boot": attempt["boot"], "event": event}
-            ledger.write(json.dumps(about) + "\n")
+    for event in events:
+        assert Ledger(house.state).append({"boot": attempt["boot"], "event": event})
 
 
 def test_every_boot_of_a_checkpoint_has_the_same_place_for_caches(house: House) -> None:

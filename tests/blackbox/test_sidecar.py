@@ -132,7 +132,7 @@ def test_what_is_damaged_in_both_stores_stays_known_to_be_so(
     flip(house.local / served.name)
     with sidecar(house) as running:
         running.wait_for("scrub.damaged")
-        assert f"repair: {house.shared}" in running.wait_for("job.failed")
+        assert f"repair: checkpoint.damaged: {house.shared}" in running.wait_for("job.failed")
         runs = running.metrics()['shardboot_job_runs_total{job="repair"}']
         found = running.wait_until('shardboot_job_runs_total{job="repair"}', runs + 2)
         assert found['shardboot_checkpoints{state="damaged",store="local"}'] == 1
