@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import select
@@ -57,7 +58,11 @@ class Sidecar:
         return found[0]
 
     def get(self, path: str) -> tuple[int, str]:
-        return self._ask(path)
+        try:
+            return self._ask(path)
+        except http.client.IncompleteRead:
+            # On a busy machine the sidecar, which comes last, cuts an answer after its few seconds.
+            return self._ask(path)
 
     def post(self, path: str, token: str) -> int:
         return self._ask(path, method="POST", headers={"Authorization": f"Bearer {token}"})[0]
