@@ -18,7 +18,7 @@ class Fetch(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class Repair(NamedTuple):
+class Mending(NamedTuple):
     """A local checkpoint that is damaged, and its name in the shared store, which has it, too."""
 
     name: str
@@ -77,7 +77,7 @@ def to_fetch(
     return [fetch for _, fetch in sorted(found, reverse=True)]
 
 
-def to_repair(local: Sequence[Seen], shared: Sequence[Seen], past: Past) -> list[Repair]:
+def to_repair(local: Sequence[Seen], shared: Sequence[Seen], past: Past) -> list[Mending]:
     """Return what is damaged here, and lies in the shared store as well.
 
     What was repaired and is damaged again soon after, is damaged by more than chance. Which ranks
@@ -85,7 +85,7 @@ def to_repair(local: Sequence[Seen], shared: Sequence[Seen], past: Past) -> list
     """
     there = {each.content: each.name for each in shared if each.state == COMPLETE}
     return [
-        Repair(each.name, each.content, there[each.content])
+        Mending(each.name, each.content, there[each.content])
         for each in local
         if each.state == DAMAGED and each.ranks and each.content in there
         if not past.forbids(each.content)

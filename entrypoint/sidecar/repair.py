@@ -47,7 +47,7 @@ class Repair:
         yield from in_turn(wanted, lambda each: each.content, self._repair, self.later)
         node.look()
 
-    def _wanted(self) -> list[choice.Repair]:
+    def _wanted(self) -> list[choice.Mending]:
         node = self._node
         here = node.seen("local")
         times = {each.content: self._repaired.when(each.content) for each in here if each.content}
@@ -55,7 +55,7 @@ class Repair:
         past = Past(repaired, now(), node.settings.scrub_interval)
         return to_repair(here, node.seen("shared"), past)
 
-    def _repair(self, wanted: choice.Repair) -> None:
+    def _repair(self, wanted: choice.Mending) -> None:
         """Repair one checkpoint, if it is our turn."""
         node, source = self._node, self._node.shared
         if source is None:
