@@ -20,7 +20,8 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
     `health` and `completion` are statuses; `names` those of models; `text` is each token's; `pause`
     the seconds between two of them; `load`, requests that are said to run besides those that do;
-    `key`, what must come with each question about models.
+    `key`, what must come with each question about models; `looks`, a file that gets a line each
+    time somebody asks for that.
     """
 
     protocol_version = "HTTP/1.1"
@@ -39,6 +40,9 @@ class Answers(http.server.BaseHTTPRequestHandler):
             self._answer(200, json.dumps({"data": [{"id": name} for name in names]}))
         elif self.path == "/metrics":
             load = Answers.running + rules.get("load", 0)
+            if "looks" in rules:
+                with open(rules["looks"], "a") as looks:
+                    looks.write("looked\n")
             waiting = 'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 7.0\n'
             running = f'vllm:num_requests_running{{engine="0",model_name="{NAME}"}} {load:.1f}\n'
             zero = f'vllm:num_requests_waiting{{engine="0",model_name="{NAME}"}} 0.0\n'

@@ -178,6 +178,15 @@ class World:
             assert time.monotonic() < deadline, self.acts
             time.sleep(POLL_SECONDS)
 
+    def count(self, path: Path) -> int:
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def wait_for_lines(self, path: Path, count: int) -> None:
+        deadline = time.monotonic() + SECONDS
+        while self.count(path) < count:
+            assert time.monotonic() < deadline, self.acts
+            time.sleep(POLL_SECONDS)
+
     def wait_until_it_lives(self, name: str) -> None:
         deadline = time.monotonic() + SECONDS
         while not self.lives(name):
