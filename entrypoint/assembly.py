@@ -14,10 +14,11 @@ from blake3 import blake3
 
 from entrypoint.checkpoint import fragment
 from entrypoint.checkpoint.digest import PIECE_BYTES, Json
+from entrypoint.checkpoint.entry import INDEX, FileEntry
 from entrypoint.checkpoint.fragment import Fragment, fragment_name
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import checkpoint_name, layout_of
-from entrypoint.checkpoint.manifest import INDEX, FileEntry, Manifest, Source
+from entrypoint.checkpoint.manifest import Manifest, Source
 from entrypoint.errors import SaveError, ShardbootError
 from entrypoint.model import identity as model_identity
 from entrypoint.model import survey as surveys

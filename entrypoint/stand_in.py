@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from entrypoint.checkpoint.entry import FileEntry
 from entrypoint.checkpoint.layout import model_in_name
-from entrypoint.checkpoint.manifest import FileEntry, Manifest, decode
+from entrypoint.checkpoint.manifest import Manifest, decode
 from entrypoint.errors import ManifestError, NotFoundError, StoreError
 from entrypoint.model.source import StandIn
 from entrypoint.store.base import CheckpointStore

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from entrypoint.checkpoint import header, index
 from entrypoint.checkpoint.digest import Json, digest_bytes, digest_file
+from entrypoint.checkpoint.entry import INDEX, FileEntry
 from entrypoint.checkpoint.fragment import Fragment, assemble, fragment_name
 from entrypoint.checkpoint.index import TensorEntry
 from entrypoint.checkpoint.key import FORMAT, Key
 from entrypoint.checkpoint.layout import layout_of
-from entrypoint.checkpoint.manifest import INDEX, FileEntry, Manifest, Source
+from entrypoint.checkpoint.manifest import Manifest, Source
 from entrypoint.store.staging import Staging, begin
 
 CLOCK_REALTIME_COARSE = 5

@@ -10,7 +10,8 @@ from pathlib import Path
 from entrypoint.checkpoint import header, index
 from entrypoint.checkpoint import manifest as manifests
 from entrypoint.checkpoint.digest import digest_bytes, digest_file
-from entrypoint.checkpoint.manifest import INDEX, MANIFEST, Manifest
+from entrypoint.checkpoint.entry import INDEX
+from entrypoint.checkpoint.manifest import MANIFEST, Manifest
 
 
 def reshape_one_tensor(checkpoint: Path) -> Manifest:

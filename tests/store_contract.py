@@ -13,9 +13,10 @@ import pytest
 from checkpoints import TENSORS, Tensor, make_checkpoint
 
 from entrypoint.checkpoint.digest import digest_bytes, digest_file
+from entrypoint.checkpoint.entry import FileEntry
 from entrypoint.checkpoint.finding import Complete, Damaged
 from entrypoint.checkpoint.inspect import ranks_held
-from entrypoint.checkpoint.manifest import FileEntry, Manifest, decode
+from entrypoint.checkpoint.manifest import Manifest, decode
 from entrypoint.errors import (
     DamagedError,
     Interrupted,

@@ -17,7 +17,7 @@ from typing import IO, Final, NamedTuple
 from blake3 import blake3
 
 from entrypoint.checkpoint.digest import PIECE_BYTES
-from entrypoint.checkpoint.manifest import check_path
+from entrypoint.checkpoint.entry import check_path
 from entrypoint.errors import DamagedError, ManifestError, SpaceError
 from entrypoint.store import tree
 from entrypoint.store.staging import Staging

@@ -7,7 +7,7 @@ import re
 from typing import Final, NamedTuple
 
 from entrypoint.checkpoint.digest import Json, canonical
-from entrypoint.checkpoint.manifest import check_path
+from entrypoint.checkpoint.entry import check_path
 from entrypoint.errors import ManifestError
 
 MAX_LABEL_BYTES: Final = 64 * 1024

@@ -9,11 +9,12 @@ from typing import Any
 
 from entrypoint.checkpoint import index
 from entrypoint.checkpoint.digest import Json, canonical, digest_bytes
+from entrypoint.checkpoint.entry import INDEX, FileEntry
 from entrypoint.checkpoint.foreign import MALFORMED
 from entrypoint.checkpoint.index import TensorEntry
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import checkpoint_name, layout_of
-from entrypoint.checkpoint.manifest import INDEX, FileEntry, Manifest, Source
+from entrypoint.checkpoint.manifest import Manifest, Source
 from entrypoint.errors import SaveError
 
 

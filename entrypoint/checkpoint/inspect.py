@@ -14,15 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from entrypoint.checkpoint.digest import digest_file
+from entrypoint.checkpoint.entry import HAVE
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.layout import SHARD_NAME
-from entrypoint.checkpoint.manifest import (
-    HAVE,
-    MANIFEST,
-    MAX_MANIFEST_BYTES,
-    Manifest,
-    decode,
-)
+from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, decode
 from entrypoint.errors import ManifestError, SchemaError
 
 MAX_HAVE_BYTES = 1024 * 1024

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from entrypoint.checkpoint import header, index
 from entrypoint.checkpoint.digest import digest_bytes, digest_file
+from entrypoint.checkpoint.entry import INDEX, FileEntry
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.index import MAX_INDEX_BYTES, TensorEntry
-from entrypoint.checkpoint.manifest import INDEX, FileEntry
 from entrypoint.errors import DamagedError, ManifestError
 
 

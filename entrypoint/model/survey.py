@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from entrypoint.checkpoint.digest import Json
+from entrypoint.checkpoint.entry import HAVE, INDEX
 from entrypoint.checkpoint.inspect import Stamp
-from entrypoint.checkpoint.manifest import HAVE, INDEX, MANIFEST, MAX_MANIFEST_BYTES
+from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from entrypoint.errors import OwnershipError
 from entrypoint.model.bounded import within
 

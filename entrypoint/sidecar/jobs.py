@@ -9,7 +9,8 @@ from typing import Final
 
 from entrypoint import compiled, publishing, steps
 from entrypoint.caches.collect import collect as collect_caches
-from entrypoint.checkpoint.manifest import FileEntry, Manifest
+from entrypoint.checkpoint.entry import FileEntry
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import DamagedError, LockTimeoutError
 from entrypoint.keep import rules_for
 from entrypoint.log import human_bytes

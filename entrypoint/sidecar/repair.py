@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from entrypoint.checkpoint.entry import FileEntry
 from entrypoint.checkpoint.finding import Damaged
-from entrypoint.checkpoint.manifest import FileEntry, Manifest
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import DamagedError
 from entrypoint.log import human_bytes
 from entrypoint.obstacles import unwritable

@@ -13,8 +13,9 @@ from typing import Final
 
 from blake3 import blake3
 
+from entrypoint.checkpoint.entry import FileEntry
 from entrypoint.checkpoint.inspect import examine
-from entrypoint.checkpoint.manifest import FileEntry, Manifest
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import ShardbootError
 from entrypoint.sidecar.choice import to_scrub
 from entrypoint.sidecar.done import Done

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from entrypoint.checkpoint.entry import FileEntry
     from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Unreachable
-    from entrypoint.checkpoint.manifest import FileEntry, Manifest
+    from entrypoint.checkpoint.manifest import Manifest
     from entrypoint.state.memory import Memory
     from entrypoint.store.objects import ObjectStore
     from entrypoint.store.publish import CommitResult

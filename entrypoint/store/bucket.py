@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from entrypoint import __version__
-from entrypoint.checkpoint.manifest import check_path
+from entrypoint.checkpoint.entry import check_path
 from entrypoint.errors import ConfigError, ManifestError, NotFoundError, StoreError
 
 if TYPE_CHECKING:

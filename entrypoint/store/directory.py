@@ -7,16 +7,11 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from entrypoint.checkpoint.entry import FileEntry, check_path
 from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Unreachable
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.inspect import ranks_in
-from entrypoint.checkpoint.manifest import (
-    MANIFEST,
-    MAX_MANIFEST_BYTES,
-    FileEntry,
-    Manifest,
-    check_path,
-)
+from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from entrypoint.errors import ManifestError, NotFoundError, StoreError
 from entrypoint.state.memory import Memory
 from entrypoint.store import look, tree

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
+from entrypoint.checkpoint.entry import check_path
 from entrypoint.checkpoint.foreign import read_bounded
-from entrypoint.checkpoint.manifest import check_path
 from entrypoint.model.bounded import within
 from entrypoint.state import process
 from entrypoint.state.status import Server

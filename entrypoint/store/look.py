@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from entrypoint.checkpoint.digest import Json, digest_json
+from entrypoint.checkpoint.entry import HAVE
 from entrypoint.checkpoint.finding import (
     Absent,
     Complete,
@@ -21,7 +22,7 @@ from entrypoint.checkpoint.finding import (
 from entrypoint.checkpoint.inspect import Stamp, decode_named, examine, ranks_in
 from entrypoint.checkpoint.key import Difference, Key, differences
 from entrypoint.checkpoint.layout import generation_of, name_words
-from entrypoint.checkpoint.manifest import HAVE, MANIFEST, SCHEMA, Manifest
+from entrypoint.checkpoint.manifest import MANIFEST, SCHEMA, Manifest
 from entrypoint.errors import ManifestError, NotFoundError, SchemaError, StoreError
 from entrypoint.state.memory import Memory
 from entrypoint.state.rejections import Rejection

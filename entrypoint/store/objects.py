@@ -15,8 +15,9 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from entrypoint.checkpoint.entry import MAX_FILES, FileEntry, check_path
 from entrypoint.checkpoint.finding import Complete, Damaged, Unreachable
-from entrypoint.checkpoint.manifest import MAX_FILES, FileEntry, Manifest, check_path
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import DamagedError, ManifestError, NotFoundError, StoreError
 from entrypoint.state.memory import Memory
 from entrypoint.store import published

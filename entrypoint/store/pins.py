@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from entrypoint.checkpoint.manifest import check_path
+from entrypoint.checkpoint.entry import check_path
 from entrypoint.errors import ManifestError, OwnershipError, StoreError
 from entrypoint.store import tree
 

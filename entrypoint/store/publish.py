@@ -12,16 +12,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from entrypoint.checkpoint.digest import Json, canonical
+from entrypoint.checkpoint.entry import HAVE, FileEntry
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.inspect import ranks_held, ranks_in
 from entrypoint.checkpoint.layout import generation_of, with_generation
-from entrypoint.checkpoint.manifest import (
-    HAVE,
-    MANIFEST,
-    MAX_MANIFEST_BYTES,
-    FileEntry,
-    Manifest,
-)
+from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from entrypoint.errors import StagingError
 from entrypoint.store import tree
 

@@ -13,7 +13,8 @@ import re
 from typing import NamedTuple
 
 from entrypoint.checkpoint.digest import canonical
-from entrypoint.checkpoint.manifest import MAX_MANIFEST_BYTES, check_path
+from entrypoint.checkpoint.entry import check_path
+from entrypoint.checkpoint.manifest import MAX_MANIFEST_BYTES
 from entrypoint.errors import ManifestError
 
 NONCE = re.compile(r"shardboot-[0-9a-f]{16}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from entrypoint.checkpoint.digest import PIECE_BYTES
-from entrypoint.checkpoint.manifest import FileEntry
+from entrypoint.checkpoint.entry import FileEntry
 from entrypoint.errors import Interrupted, NotFoundError, StoreError
 from entrypoint.state.files import refuse_linked
 from entrypoint.store import lock, sweep, tree

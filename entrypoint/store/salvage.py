@@ -12,7 +12,8 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from entrypoint.checkpoint.manifest import MANIFEST, FileEntry
+from entrypoint.checkpoint.entry import FileEntry
+from entrypoint.checkpoint.manifest import MANIFEST
 from entrypoint.store import tree
 from entrypoint.store.staging import Staging
 

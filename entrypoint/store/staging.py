@@ -22,7 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from entrypoint.checkpoint.manifest import FileEntry, Manifest, check_path
+from entrypoint.checkpoint.entry import FileEntry, check_path
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import ShardbootError, SpaceError, StagingError
 from entrypoint.store import publish, tree
 from entrypoint.store.publish import CommitResult

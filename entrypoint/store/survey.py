@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from entrypoint.checkpoint.entry import HAVE
 from entrypoint.checkpoint.finding import Damaged, Unreachable
 from entrypoint.checkpoint.inspect import ranks_in, read_manifest
-from entrypoint.checkpoint.manifest import HAVE, MANIFEST, Manifest
+from entrypoint.checkpoint.manifest import MANIFEST, Manifest
 from entrypoint.errors import ManifestError, StoreError
 from entrypoint.state import process
 from entrypoint.state.attempts import UNUSED, Use, uses

@@ -21,7 +21,8 @@ from typing import Final
 
 from blake3 import blake3
 
-from entrypoint.checkpoint.manifest import FileEntry, Manifest
+from entrypoint.checkpoint.entry import FileEntry
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import DamagedError, NotFoundError, StoreError
 from entrypoint.store.base import CheckpointStaging, CheckpointStore
 

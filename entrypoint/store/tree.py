@@ -1,6 +1,6 @@
 """A directory tree touched by descriptor: no link is followed, nothing outside is reached.
 
-Paths are relative, with plain components, and have passed `manifest.check_path`.
+Paths are relative, with plain components, and have passed `entry.check_path`.
 """
 
 from __future__ import annotations

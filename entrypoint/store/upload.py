@@ -14,8 +14,9 @@ from collections.abc import Collection, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
+from entrypoint.checkpoint.entry import FileEntry, check_path
 from entrypoint.checkpoint.layout import generation_of, with_generation
-from entrypoint.checkpoint.manifest import FileEntry, Manifest, check_path
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import (
     Interrupted,
     ManifestError,

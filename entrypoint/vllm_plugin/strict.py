@@ -10,11 +10,12 @@ import torch
 
 from entrypoint.checkpoint import header, index
 from entrypoint.checkpoint.digest import digest_bytes
+from entrypoint.checkpoint.entry import INDEX
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.header import Slice
 from entrypoint.checkpoint.index import MAX_INDEX_BYTES, TensorEntry
 from entrypoint.checkpoint.layout import Layout
-from entrypoint.checkpoint.manifest import INDEX, Manifest
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import DamagedError, KeyMismatchError
 from entrypoint.vllm_plugin.memory import dtype_word
 

@@ -19,11 +19,12 @@ import torch
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from entrypoint.checkpoint import fragment as fragments
+from entrypoint.checkpoint.entry import INDEX
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.index import MAX_INDEX_BYTES
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import Layout
-from entrypoint.checkpoint.manifest import INDEX, MANIFEST, Source
+from entrypoint.checkpoint.manifest import MANIFEST, Source
 from entrypoint.errors import SaveError
 from entrypoint.state.files import write_atomically
 from entrypoint.vllm_plugin import compat, page_cache, refusal

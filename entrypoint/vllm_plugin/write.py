@@ -11,10 +11,10 @@ import torch
 from blake3 import blake3
 
 from entrypoint.checkpoint import header
+from entrypoint.checkpoint.entry import FileEntry
 from entrypoint.checkpoint.fragment import Fragment, fragment_name
 from entrypoint.checkpoint.index import TensorEntry
 from entrypoint.checkpoint.layout import Layout
-from entrypoint.checkpoint.manifest import FileEntry
 from entrypoint.errors import SaveError
 from entrypoint.state.files import fsync_directory, write_atomically
 from entrypoint.store import writeback

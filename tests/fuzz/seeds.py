@@ -9,7 +9,7 @@ from pathlib import Path
 from checkpoints import make_checkpoint
 
 from entrypoint.checkpoint.digest import canonical
-from entrypoint.checkpoint.manifest import INDEX
+from entrypoint.checkpoint.entry import INDEX
 
 NAME = "tiny-tp2"
 

@@ -20,6 +20,7 @@ from fuzz.seeds import ANSWERS, EVIDENCE, NAME, Room, head_of, ledger_lines, sha
 
 from entrypoint.checkpoint import fragment, header, index, inspect, manifest, proof
 from entrypoint.checkpoint.digest import canonical, digest_bytes, digest_json
+from entrypoint.checkpoint.entry import INDEX, check_path
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.inspect import ranks_held
 from entrypoint.checkpoint.key import Key, differences
@@ -30,7 +31,7 @@ from entrypoint.checkpoint.layout import (
     layout_of,
     with_generation,
 )
-from entrypoint.checkpoint.manifest import INDEX, MANIFEST
+from entrypoint.checkpoint.manifest import MANIFEST
 from entrypoint.errors import DamagedError, ManifestError, ProofError, SaveError, ShardbootError
 from entrypoint.health.standing import stand
 from entrypoint.state import status
@@ -266,7 +267,7 @@ def read_names(room: Room, data: bytes) -> bool:
     base, generation = generation_of(name)
     assert with_generation(base, generation) == name
     with refusal(ManifestError) as refused:
-        manifest.check_path(name, "path")
+        check_path(name, "path")
         check_inside(name)
     return not refused.came
 

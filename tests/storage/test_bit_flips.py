@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from checkpoints import make_checkpoint
 
+from entrypoint.checkpoint.entry import INDEX
 from entrypoint.checkpoint.inspect import examine, read_manifest, verify_deep
-from entrypoint.checkpoint.manifest import INDEX, MANIFEST, Manifest
+from entrypoint.checkpoint.manifest import MANIFEST, Manifest
 from entrypoint.errors import ManifestError
 
 FLIPS = 1000

@@ -8,8 +8,9 @@ from checkpoints import TENSORS, make_key, shards
 from entrypoint.checkpoint import fragment as fragments
 from entrypoint.checkpoint import index, manifest
 from entrypoint.checkpoint.digest import digest_bytes
+from entrypoint.checkpoint.entry import FileEntry
 from entrypoint.checkpoint.fragment import Fragment
-from entrypoint.checkpoint.manifest import FileEntry, Manifest, Source
+from entrypoint.checkpoint.manifest import Manifest, Source
 from entrypoint.errors import SaveError
 
 KEY = make_key(tp=2)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from entrypoint.checkpoint import header, inspect
 from entrypoint.checkpoint.digest import digest_bytes
+from entrypoint.checkpoint.entry import INDEX
 from entrypoint.checkpoint.inspect import examine, read_manifest, verify_deep
-from entrypoint.checkpoint.manifest import INDEX, Manifest
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import ManifestError
 
 SHARD = "model-rank-1-part-0.safetensors"

@@ -7,6 +7,7 @@ from checkpoints import make_key
 from hypothesis import given
 from hypothesis import strategies as st
 
+from entrypoint.checkpoint.entry import check_path
 from entrypoint.checkpoint.layout import (
     Layout,
     checkpoint_name,
@@ -14,7 +15,6 @@ from entrypoint.checkpoint.layout import (
     layout_of,
     with_generation,
 )
-from entrypoint.checkpoint.manifest import check_path
 
 layouts = st.builds(Layout, tp=st.integers(1, 16), pp=st.integers(1, 4))
 

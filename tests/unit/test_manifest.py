@@ -12,16 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrypoint.checkpoint.digest import canonical, digest_json
+from entrypoint.checkpoint.entry import INDEX, FileEntry, check_path
 from entrypoint.checkpoint.layout import Layout
-from entrypoint.checkpoint.manifest import (
-    INDEX,
-    MAX_MANIFEST_BYTES,
-    FileEntry,
-    Manifest,
-    Source,
-    check_path,
-    decode,
-)
+from entrypoint.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest, Source, decode
 from entrypoint.errors import ManifestError, SchemaError
 
 Document = dict[str, Any]

@@ -11,9 +11,10 @@ import pytest
 from checkpoints import Tensor, make_checkpoint
 from store_contract import deep_verify, left_over
 
+from entrypoint.checkpoint.entry import INDEX, FileEntry
 from entrypoint.checkpoint.finding import Complete, Damaged
 from entrypoint.checkpoint.inspect import verify_deep
-from entrypoint.checkpoint.manifest import INDEX, FileEntry, Manifest
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.config import resolve
 from entrypoint.errors import DamagedError, SpaceError
 from entrypoint.log import Log

@@ -18,6 +18,7 @@ from store_contract import deep_verify, left_over
 
 from entrypoint import proving, publishing, steps
 from entrypoint.assess import Assessment, Boot, rejections_by
+from entrypoint.checkpoint.entry import HAVE
 from entrypoint.checkpoint.finding import (
     Absent,
     Complete,
@@ -27,7 +28,7 @@ from entrypoint.checkpoint.finding import (
     Rejected,
 )
 from entrypoint.checkpoint.inspect import ranks_held
-from entrypoint.checkpoint.manifest import HAVE, Manifest
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.config import resolve
 from entrypoint.errors import Interrupted, NotFoundError, StoreError
 from entrypoint.log import Log

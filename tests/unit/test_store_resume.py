@@ -14,7 +14,8 @@ import pytest
 from checkpoints import Tensor, make_checkpoint
 from store_contract import deep_verify, left_over
 
-from entrypoint.checkpoint.manifest import FileEntry, Manifest
+from entrypoint.checkpoint.entry import FileEntry
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import (
     DamagedError,
     Interrupted,

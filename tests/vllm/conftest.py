@@ -20,8 +20,9 @@ from serving import cores
 
 from entrypoint.checkpoint import fragment as fragments
 from entrypoint.checkpoint.digest import digest_file
+from entrypoint.checkpoint.entry import INDEX, FileEntry
 from entrypoint.checkpoint.key import FORMAT, Key
-from entrypoint.checkpoint.manifest import INDEX, MANIFEST, FileEntry, Manifest, Source
+from entrypoint.checkpoint.manifest import MANIFEST, Manifest, Source
 
 ENGINE = Path(__file__).with_name("engine_child.py")
 SECONDS = 300

@@ -13,8 +13,9 @@ import pytest
 from entrypoint.checkpoint import fragment as fragments
 from entrypoint.checkpoint import header, index
 from entrypoint.checkpoint.digest import digest_bytes, digest_file
+from entrypoint.checkpoint.entry import INDEX, FileEntry
 from entrypoint.checkpoint.layout import Layout
-from entrypoint.checkpoint.manifest import INDEX, FileEntry, Manifest
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import DamagedError, KeyMismatchError, SaveError
 
 torch = pytest.importorskip("torch")

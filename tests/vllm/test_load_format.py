@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from entrypoint.checkpoint import fragment as fragments
+from entrypoint.checkpoint.entry import INDEX
 from entrypoint.checkpoint.layout import Layout
-from entrypoint.checkpoint.manifest import INDEX, MANIFEST, Manifest, Source
+from entrypoint.checkpoint.manifest import MANIFEST, Manifest, Source
 from entrypoint.errors import KeyMismatchError
 
 pytestmark = [
