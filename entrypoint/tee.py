@@ -17,7 +17,7 @@ from entrypoint.checkpoint.layout import layout_of
 from entrypoint.obstacles import proof_needed
 from entrypoint.plan import Action, Obstacle
 from entrypoint.store import order as orders
-from entrypoint.store import sweep
+from entrypoint.store import sweep, trash
 
 
 def begin(boot: Boot, assessment: Assessment, _: Action) -> Path | Obstacle:
@@ -33,7 +33,7 @@ def begin(boot: Boot, assessment: Assessment, _: Action) -> Path | Obstacle:
         text = f"another server is saving it already, in {living[0]}"
         return Obstacle("tee.busy", text, is_wish=True)
     sweep.discard(store.root, left, settings.dir_mode)
-    sweep.empty_trash(store.root)
+    trash.empty(store.root)
     steps.make_room(boot, assessment, sum(f.size for f in assessment.source.here.weights))
     subject = steps.subject_of(assessment)
     order = {**_order(boot, assessment, about), "key_by_config": subject.key_by_config}

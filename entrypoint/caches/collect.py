@@ -17,7 +17,7 @@ from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.manifest import MANIFEST
 from entrypoint.state import process
 from entrypoint.state.ledger import Ledger
-from entrypoint.store import sweep, tree
+from entrypoint.store import sweep, trash, tree
 from entrypoint.store.retention import Verdict
 
 _PATH_BYTES: Final = 4096
@@ -38,7 +38,7 @@ def collect(
         return verdicts
     verdicts = [_take(root, each) if each.is_collected else each for each in verdicts]
     sweep.discard(root, sweep.abandoned(root, grace), tree.DIR_MODE)
-    sweep.empty_trash(root)
+    trash.empty(root)
     return verdicts
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from entrypoint.caches.place import MODE, require_own
-from entrypoint.store import lock, publish, sweep, tree
+from entrypoint.store import lock, trash, tree
 
 MOST_ENTRIES: Final = 20_000
 """So many are looked at: a boot must not wait for more."""
@@ -35,14 +35,14 @@ def renew(place: Path) -> bool:
             take_away(place)
     except OSError:
         return False
-    sweep.empty_trash(place.parent)
+    trash.empty(place.parent)
     return True
 
 
 def take_away(place: Path) -> None:
     """Move caches into the trash beside them. Raises: OSError."""
     unique = f"{place.name[:200]}.{os.urandom(4).hex()}"
-    publish.discard(place.parent, place, unique, MODE)
+    trash.discard(place.parent, place, unique, MODE)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from entrypoint.checkpoint.manifest import MANIFEST
 from entrypoint.errors import ManifestError, SpaceError
 from entrypoint.state import process
 from entrypoint.state.attempts import UNUSED
-from entrypoint.store import lock, pins, publish, space, sweep
+from entrypoint.store import lock, pins, space, sweep, trash
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.retention import Candidate, Rules, Verdict, choose, duration, judge
 from entrypoint.store.survey import survey, uses_here
@@ -65,11 +65,11 @@ def collect(store: DirectoryStore, state: Path, rules: Rules, *, dry_run: bool) 
             for candidate, verdict in zip(candidates, verdicts, strict=True)
         ]
         stayed = sweep.discard(store.root, swept, store.dir_mode)
-        sweep.empty_trash(store.root)
+        trash.empty(store.root)
     return Collection(
         tuple(verdicts),
         swept=tuple(path.name for path in swept if path not in stayed),
-        trash=tuple(path.name for path in sweep.in_trash(store.root)),
+        trash=tuple(path.name for path in trash.waiting(store.root)),
         stayed=tuple(Stayed(path.name, *_why(error, path)) for path, error in stayed.items()),
     )
 
@@ -98,7 +98,7 @@ def make_room(
     for left in orphaned:
         if left not in stayed:
             say(f"{left.name}: what a builder who died has left")
-    sweep.empty_trash(store.root)
+    trash.empty(store.root)
     short = space.shortage(store.root, needed, limits)
     if short is None:
         return
@@ -119,7 +119,7 @@ def make_room(
             say(f"{victim.name}: {victim.size} bytes, last made use of {ago} ago")
         else:
             stay += f"; {victim.name} stays after all: {verdict.text}"
-    sweep.empty_trash(store.root)
+    trash.empty(store.root)
     short = space.shortage(store.root, needed, limits)
     if short is not None:
         raise SpaceError(short.text + stay, hint=space.HINT)
@@ -137,7 +137,7 @@ def _take(store: DirectoryStore, state: Path, chosen: Candidate, verdict: Verdic
         try:
             why = _objection(store, state, chosen)
             if why is None:
-                publish.retire(store.root, chosen.name, store.dir_mode)
+                trash.retire(store.root, chosen.name, store.dir_mode)
                 return verdict
         except ManifestError as error:
             why = ("foreign", str(error))

@@ -150,9 +150,9 @@ class DirectoryStore:
         """Take a name away at once; running readers keep the files. Raises: StoreError."""
         check_path(name, "name")
         try:
-            from entrypoint.store import publish  # noqa: PLC0415 - a hit retires nothing
+            from entrypoint.store import trash  # noqa: PLC0415 - a hit retires nothing
 
-            publish.retire(self.root, name, self.dir_mode)
+            trash.retire(self.root, name, self.dir_mode)
         except OSError as error:
             raise self._failure(error, name) from error
 

@@ -1,4 +1,4 @@
-"""The commit: what staging must hold, making it durable, and giving it its published name."""
+"""The second half of a commit: the manifest is written, and staging gets its published name."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from entrypoint.checkpoint.inspect import ranks_held, ranks_in
 from entrypoint.checkpoint.layout import generation_of, with_generation
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from entrypoint.errors import StagingError
-from entrypoint.store import tree
-
-TRASH = ".trash"
+from entrypoint.store import trash, tree
 
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 _LOOKS = 8
@@ -32,57 +30,6 @@ class CommitResult(NamedTuple):
 
     name: str
     outcome: Literal["committed", "existed"]
-
-
-def drop_notes(staged: Path, but: str = "") -> None:
-    """Remove what the builders left for each other: hidden files at the top. Raises: OSError."""
-    for entry in list(staged.iterdir()):
-        if entry.name == but:
-            continue
-        if entry.name.startswith(".") and (entry.is_symlink() or not entry.is_dir()):
-            entry.unlink()
-
-
-def check(staged: Path, entries: Iterable[FileEntry], but: str = "") -> None:
-    """Refuse unless `staged` holds just the listed files, each regular and of its size.
-
-    `but` is the name of one that may be there beside them.
-
-    Raises: StagingError naming the first that is not so; OSError.
-    """
-    expected = {entry.path: entry.size for entry in entries}
-    for path, status in tree.files_beneath(staged):
-        if path == but:
-            continue
-        size = expected.pop(path, None)
-        if size is None:
-            raise StagingError(f"{staged / path}: not in the manifest")
-        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
-            what = f"{status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "no regular file"
-            raise StagingError(f"{staged / path}: expected {size} bytes, found {what}")
-    for path in sorted(expected):
-        raise StagingError(f"{staged / path}: in the manifest, but was not written")
-
-
-def make_durable(staged: Path, dir_mode: int, file_mode: int) -> None:
-    """Give everything its mode and fsync it: files first, then directories from below.
-
-    Raises: OSError.
-    """
-    for directory, _, names, descriptor in os.fwalk(staged, topdown=False):
-        for name in names:
-            _settle(name, descriptor, file_mode)
-        tree.set_mode(descriptor, dir_mode)
-        tree.sync_directory(Path(directory))
-
-
-def _settle(name: str, directory: int, mode: int) -> None:
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        tree.set_mode(file, mode)
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def publish(
@@ -215,20 +162,20 @@ def _replace(root: Path, staged: Path, target: Path, dir_mode: int) -> bool:
         return _replace_in_two(root, staged, target, unique, dir_mode)
     # What had the name lies where we built. If it cannot be moved, it is removed as staging is.
     with contextlib.suppress(OSError):
-        discard(root, staged, unique, dir_mode)
+        trash.discard(root, staged, unique, dir_mode)
     return True
 
 
 def _replace_in_two(root: Path, staged: Path, target: Path, unique: str, dir_mode: int) -> bool:
     try:
-        discard(root, target, unique, dir_mode)
+        trash.discard(root, target, unique, dir_mode)
     except FileNotFoundError:
         return _rename(staged, target)
     try:
         return _rename(staged, target)
     except BaseException:
         with contextlib.suppress(OSError):
-            (root / TRASH / unique).rename(target)
+            (root / trash.TRASH / unique).rename(target)
         raise
 
 
@@ -278,23 +225,6 @@ def is_whole(directory: Path, entries: Iterable[FileEntry], ranks: Collection[in
         if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
             return False
     return True
-
-
-def retire(root: Path, name: str, dir_mode: int = tree.DIR_MODE) -> None:
-    """Take a published name away at once; its files stay in the trash until a sweep.
-
-    Nothing happens if somebody else was faster. Raises: OSError.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        discard(root, root / name, f"{name[:200]}.{os.urandom(4).hex()}", dir_mode)
-        tree.sync_directory(root)
-
-
-def discard(root: Path, path: Path, unique: str, dir_mode: int) -> None:
-    """Move a directory of the store into its trash, as `unique`. Raises: OSError."""
-    # Whoever may write into the store must be able to collect there.
-    tree.make_hidden(root, TRASH, dir_mode)
-    path.rename(root / TRASH / unique)
 
 
 def _write(staged: Path, name: str, data: bytes, mode: int) -> None:

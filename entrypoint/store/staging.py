@@ -25,7 +25,7 @@ from typing import ClassVar, Self
 from entrypoint.checkpoint.entry import FileEntry, check_path
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import ShardbootError, SpaceError, StagingError
-from entrypoint.store import publish, tree
+from entrypoint.store import publish, settle, trash, tree
 from entrypoint.store.publish import CommitResult
 from entrypoint.store.tree import DIR_MODE, FILE_MODE
 from entrypoint.store.tree import write_all as write_all  # noqa: PLC0414 - for those who create()
@@ -105,13 +105,13 @@ class Staging:
         It goes in one step: whoever still builds finds nothing there, and cannot commit half of it.
         """
         try:
-            publish.discard(self.root, self.path, self.path.name, self.dir_mode)
+            trash.discard(self.root, self.path, self.path.name, self.dir_mode)
         except FileNotFoundError:
             return False
         except OSError:
             # A full disk may have no room for a name in the trash, either.
             tree.remove(self.path)
-        tree.remove(self.root / publish.TRASH / self.path.name)
+        tree.remove(self.root / trash.TRASH / self.path.name)
         return True
 
     def create(self, path: str) -> int:
@@ -240,9 +240,9 @@ class Staging:
         """
         held = set(manifest.layout.ranks if ranks is None else ranks)
         with self.writing(""):
-            publish.drop_notes(self.path, but=self.kept_note)
-            publish.check(self.path, manifest.files_for(held), but=self.kept_note)
-            publish.make_durable(self.path, self.dir_mode, self.file_mode)
+            settle.drop_notes(self.path, but=self.kept_note)
+            settle.check(self.path, manifest.files_for(held), but=self.kept_note)
+            settle.make_durable(self.path, self.dir_mode, self.file_mode)
             self.drop_note()
             modes = (self.dir_mode, self.file_mode)
             return publish.publish(self.root, self.path, manifest, held, modes, repairs=repairs)

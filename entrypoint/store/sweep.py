@@ -1,4 +1,4 @@
-"""What killed builders have left, and the trash: found, and deleted.
+"""What killed builders have left: found, and deleted.
 
 Staging that is swept goes into the trash in one step first: were it emptied in place, a builder
 that its lock does not show could still commit half of it.
@@ -15,8 +15,7 @@ from pathlib import Path
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.errors import StagingError
 from entrypoint.state import process
-from entrypoint.store import lock, order, publish, tree
-from entrypoint.store.publish import TRASH
+from entrypoint.store import lock, order, trash, tree
 from entrypoint.store.staging import NOTE, NOTE_BYTES, STAGING, host
 from entrypoint.store.tree import DIR_MODE
 
@@ -29,7 +28,7 @@ def sweep(root: Path, grace_seconds: float, dir_mode: int = DIR_MODE, spare: str
     """
     left = abandoned(root, grace_seconds)
     discard(root, [path for path in left if not spare or part_of(path) != spare], dir_mode)
-    return empty_trash(root)
+    return trash.empty(root)
 
 
 def discard(root: Path, staged: Iterable[Path], dir_mode: int) -> dict[Path, OSError]:
@@ -37,34 +36,13 @@ def discard(root: Path, staged: Iterable[Path], dir_mode: int) -> dict[Path, OSE
     stayed: dict[Path, OSError] = {}
     for path in staged:
         try:
-            publish.discard(root, path, path.name, dir_mode)
+            trash.discard(root, path, path.name, dir_mode)
         except FileNotFoundError:
             # Another sweep was faster.
             continue
         except OSError as error:
             stayed[path] = error
     return stayed
-
-
-def empty_trash(root: Path) -> list[str]:
-    """Delete what is in the trash as far as that goes, and return the names that are gone.
-
-    A file held open on NFS stays as `.nfsXXXX`; it goes once its reader is gone. A link in the
-    place of the trash is not followed, nor one that somebody puts there meanwhile.
-    """
-    try:
-        trash = os.open(root / TRASH, tree.DIRECTORY)
-    except OSError:
-        return []
-    try:
-        return [name for name in sorted(os.listdir(trash)) if tree.remove(Path(name), trash)]
-    finally:
-        os.close(trash)
-
-
-def in_trash(root: Path) -> list[Path]:
-    """Return what waits in the trash to be deleted."""
-    return _entries(root / TRASH)
 
 
 def part_of(staged: Path) -> str:
@@ -80,7 +58,7 @@ def teed(root: Path, subject: str) -> tuple[list[Path], list[Path]]:
 
     Without locks none is seen to live; where one does all the same, its tee comes to nothing.
     """
-    found = [path for path in _entries(root / STAGING) if _is_tee_of(subject, path)]
+    found = [path for path in tree.entries(root / STAGING) if _is_tee_of(subject, path)]
     left = [path for path in found if _is_free(path, without_locks=True)]
     # What went meanwhile is neither.
     return [path for path in found if path not in left and path.is_dir()], left
@@ -101,7 +79,7 @@ def abandoned(root: Path, grace_seconds: float) -> list[Path]:
     """
     return [
         path
-        for path in _entries(root / STAGING)
+        for path in tree.entries(root / STAGING)
         if _is_free(path, without_locks=True) and _age(path) > grace_seconds
     ]
 
@@ -114,21 +92,9 @@ def orphaned(root: Path) -> list[Path]:
     """
     return [
         path
-        for path in _entries(root / STAGING)
+        for path in tree.entries(root / STAGING)
         if builder_is_dead(path.name) and _is_free(path, without_locks=False)
     ]
-
-
-def _entries(directory: Path) -> list[Path]:
-    """Return what lies in a hidden directory; one of ours is never a link."""
-    try:
-        descriptor = os.open(directory, tree.DIRECTORY)
-    except OSError:
-        return []
-    try:
-        return sorted(directory / name for name in os.listdir(descriptor))
-    finally:
-        os.close(descriptor)
 
 
 def _is_free(path: Path, *, without_locks: bool) -> bool:

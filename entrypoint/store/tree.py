@@ -129,6 +129,18 @@ def make_hidden(root: Path, name: str, mode: int) -> None:
         os.close(descriptor)
 
 
+def entries(directory: Path) -> list[Path]:
+    """Return what lies in a hidden directory; one of ours is never a link."""
+    try:
+        descriptor = os.open(directory, DIRECTORY)
+    except OSError:
+        return []
+    try:
+        return sorted(directory / name for name in os.listdir(descriptor))
+    finally:
+        os.close(descriptor)
+
+
 def set_mode(descriptor: int, mode: int) -> None:
     """Give an open file or directory its mode: the umask must not decide who can read it.
 

@@ -37,7 +37,7 @@ from entrypoint.state.memory import Memory
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.reporter import Reporter
 from entrypoint.state.status import Address
-from entrypoint.store import lock, publish, transfer, writeback
+from entrypoint.store import lock, publish, transfer, trash, writeback
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import Wanted, look, remember_look
 
@@ -208,13 +208,13 @@ def test_while_it_is_completed_its_name_is_never_free_where_the_file_system_can(
     """And elsewhere for the time between two renames."""
     copy(boot, shared, local, manifest, [0])
     missing: list[bool] = []
-    real = publish.discard
+    real = trash.discard
 
     def look_and_discard(*words: Any) -> None:
         real(*words)
         missing.append(not local.path(manifest.name).exists())
 
-    monkeypatch.setattr(publish, "discard", look_and_discard)
+    monkeypatch.setattr(trash, "discard", look_and_discard)
     if not can_exchange:
         monkeypatch.setattr(writeback, "exchange", refuse)
     copy(boot, shared, local, manifest, [1])
