@@ -14,7 +14,8 @@ from entrypoint.checkpoint.layout import model_in_name
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.config import Settings
 from entrypoint.engine.executable import Executable, find
-from entrypoint.engine.resolution import Resolution, WordsRefused, resolve, untried
+from entrypoint.engine.resolution import Resolution, WordsRefused, untried
+from entrypoint.engine.resolve import resolve
 from entrypoint.launch import Seat
 from entrypoint.log import Log
 from entrypoint.model.bounded import within

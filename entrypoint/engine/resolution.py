@@ -1,34 +1,19 @@
-"""How this vLLM reads the user's words.
-
-vLLM's own parser answers, in a child of the interpreter that will be exec'd (seconds); the answer
-is remembered under a digest of all that went in (milliseconds).
-"""
+"""What this vLLM made of the user's words, as read from the answer that its own parser gave."""
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
-from entrypoint.checkpoint.digest import Json, digest_json
+from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.key import FORMAT, Key
 from entrypoint.checkpoint.layout import family_name, layout_of
 from entrypoint.engine.address import address
-from entrypoint.engine.executable import Executable, with_plugin
-from entrypoint.engine.question import named_files, question
 from entrypoint.engine.words import kept_positions
 from entrypoint.errors import EngineError, ManifestError
-from entrypoint.model.identity import Identity
-from entrypoint.state.memory import Memory
 from entrypoint.state.status import Address
-
-RESOLVE_TIMEOUT_SECONDS: Final = 300.0
-RESOLVE_PROGRAM: Final = Path(__file__).parents[1] / "vllm_plugin" / "resolve.py"
-MAX_ANSWERS: Final = 4
-"""Remembered per question: the source's config files may go back and forth."""
 
 PROBED: Final = frozenset({"moe", "quantized"})
 """Kinds whose every weight is a module's with a quant method, or a parameter as it was loaded."""
@@ -114,141 +99,7 @@ def untried(version: str) -> str:
     )
 
 
-def nothing_to_borrow(_word: str, _revision: str | None) -> AbstractContextManager[str | None]:
-    """Return no directory for any model."""
-    return nullcontext()
-
-
-def resolve(
-    engine: Executable,
-    words: Sequence[str],
-    environ: Mapping[str, str],
-    memory: Memory,
-    identify: Callable[[str, str | None], Identity | None],
-    borrow: Callable[[str, str | None], AbstractContextManager[str | None]] = nothing_to_borrow,
-    asking: Callable[[], None] = lambda: None,
-) -> Resolution | WordsRefused:
-    """Return how this vLLM reads `words` (all after `vllm serve`), from memory where possible.
-
-    `identify(model word, revision)` looks at the source; None means that it hangs, and then the
-    last answer counts. `borrow` yields a directory with the config of a model that is not here, or
-    None. `asking` is called before vLLM is asked, which takes seconds.
-    Raises: EngineError when vLLM can be asked neither way; what `borrow` raises.
-    """
-    environ = with_plugin(environ)
-    engine_question = digest_json([engine.path, engine.interpreter])
-    about = memory.recall("engines", engine_question)
-    if isinstance(about, dict):
-        remembered = _recall(memory, _asked(engine, words, environ, about), identify)
-        if remembered is not None:
-            return _read(remembered, words, about)
-    asking()
-    answer = _ask(engine, words, environ)
-    if answer["status"] != "ok" and isinstance(unread := answer.get("model"), dict):
-        # vLLM took the words, and could not make a config of them: perhaps for want of the model's.
-        with borrow(str(unread["word"]), cast("str | None", unread["revision"])) as directory:
-            if directory is not None:
-                answer = _ask(engine, words, environ, directory)
-    if answer["status"] != "ok":
-        return WordsRefused(str(answer.get("message", "")))
-    about = cast("dict[str, Json]", answer["engine"])
-    memory.remember("engines", engine_question, about)
-    _shrink_positions(answer, words, about)
-    model = cast("dict[str, str | None]", answer["model"])
-    identity = identify(cast("str", model["word"]), model["revision"])
-    asked = _asked(engine, words, environ, about)
-    if identity is not None and asked.files is not None:
-        _remember(memory, asked, answer, identity)
-    return _read(answer, words, about)
-
-
-class _Asked(NamedTuple):
-    """A question: its digest without files, and that of the files, None when they hang."""
-
-    words: str
-    files: str | None
-
-
-def _asked(
-    engine: Executable,
-    words: Sequence[str],
-    environ: Mapping[str, str],
-    about: Mapping[str, Json],
-) -> _Asked:
-    ignorable = cast("Mapping[str, Json]", about["ignorable"])
-    return _Asked(question(engine, words, environ, about), named_files(words, ignorable))
-
-
-def _recall(
-    memory: Memory,
-    asked: _Asked,
-    identify: Callable[[str, str | None], Identity | None],
-) -> dict[str, Json] | None:
-    """Return the remembered answer; where a look hangs, the latest counts."""
-    known = memory.recall("resolutions", asked.words)
-    if not isinstance(known, dict) or "by_files" not in known:
-        return None
-    by_files = cast("dict[str, dict[str, Json]]", known["by_files"])
-    record = by_files.get(asked.files or cast("str", known["latest"]))
-    if record is None:
-        return None
-    model = cast("dict[str, str | None]", record["model"])
-    answers = cast("dict[str, dict[str, Json]]", record["answers"])
-    identity = identify(cast("str", model["word"]), model["revision"])
-    wanted = cast("str", record["latest"]) if identity is None else identity.config_digest
-    return answers.get(wanted)
-
-
-def _remember(memory: Memory, asked: _Asked, answer: dict[str, Json], identity: Identity) -> None:
-    files = cast("str", asked.files)
-    known = memory.recall("resolutions", asked.words)
-    known = known if isinstance(known, dict) else {}
-    by_files = cast("dict[str, dict[str, Json]]", known.get("by_files", {}))
-    earlier = cast("dict[str, Json]", by_files.get(files, {}).get("answers", {}))
-    record: dict[str, Json] = {
-        "model": answer["model"],
-        "answers": _latest(earlier, identity.config_digest, answer),
-        "latest": identity.config_digest,
-    }
-    kept = _latest(cast("dict[str, Json]", by_files), files, record)
-    memory.remember("resolutions", asked.words, {"by_files": kept, "latest": files})
-
-
-def _latest(known: dict[str, Json], name: str, value: Json) -> dict[str, Json]:
-    """Add an entry as the newest, and forget the oldest."""
-    others = [(key, entry) for key, entry in known.items() if key != name]
-    return dict(others[-MAX_ANSWERS + 1 :]) | {name: value}
-
-
-def _ask(
-    engine: Executable,
-    words: Sequence[str],
-    environ: Mapping[str, str],
-    stand_in: str | None = None,
-) -> dict[str, Json]:
-    import tempfile  # noqa: PLC0415 - a remembered answer needs neither
-
-    from entrypoint import child  # noqa: PLC0415
-
-    with tempfile.TemporaryFile() as log:
-        outcome = child.ask(
-            [engine.interpreter, "-P", str(RESOLVE_PROGRAM)],
-            {"words": list(words), "stand_in": stand_in},
-            environ=environ,
-            log=log,
-            timeout=RESOLVE_TIMEOUT_SECONDS,
-        )
-        if isinstance(outcome.answer, dict) and "status" in outcome.answer:
-            return outcome.answer
-        last = child.last_lines(log)
-    if outcome.timed_out:
-        msg = f"vLLM did not say within {RESOLVE_TIMEOUT_SECONDS:.0f} s how it reads the words"
-    else:
-        msg = f"asking vLLM ended with status {outcome.status}: {last}"
-    raise EngineError(msg)
-
-
-def _shrink_positions(
+def shrink_positions(
     answer: dict[str, Json], words: Sequence[str], about: Mapping[str, Json]
 ) -> None:
     """Count the model's positions among the kept words: the others may move under one answer."""
@@ -260,10 +111,13 @@ def _shrink_positions(
         recipe["draft_in"] = kept.index(draft_in)
 
 
-def _read(
+def read_answer(
     answer: Mapping[str, Json], words: Sequence[str], about: Mapping[str, Json]
 ) -> Resolution:
-    """Make a Resolution of an answer, for these very words."""
+    """Make a Resolution of an answer whose positions were shrunk, for these very words.
+
+    Raises: EngineError for an answer that cannot be.
+    """
     kept = kept_positions(words, cast("Mapping[str, Json]", about["ignorable"]))
     recipe = cast("dict[str, Json]", answer["words"])
     model = cast("dict[str, str | None]", answer["model"])

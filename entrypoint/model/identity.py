@@ -17,7 +17,8 @@ from blake3 import blake3
 from entrypoint.checkpoint.digest import PIECE_BYTES, Json, digest_file, digest_json
 from entrypoint.checkpoint.key import Key
 from entrypoint.errors import DamagedError, StoreError
-from entrypoint.model.survey import SourceFile, Survey, hub_cache, require_readable
+from entrypoint.model.hub import hub_cache
+from entrypoint.model.survey import SourceFile, Survey, require_readable
 from entrypoint.state.memory import Memory
 
 SAMPLE_BYTES: Final = 64

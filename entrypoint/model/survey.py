@@ -8,7 +8,6 @@ checkpoint already.
 
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
@@ -18,6 +17,7 @@ from entrypoint.checkpoint.entry import HAVE, INDEX
 from entrypoint.checkpoint.inspect import Stamp
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from entrypoint.errors import OwnershipError
+from entrypoint.model import hub
 from entrypoint.model.bounded import within
 
 LOOK_SECONDS: Final = 2.0
@@ -146,7 +146,7 @@ def look(word: str, revision: str | None, environ: Mapping[str, str]) -> Survey:
 def _look(word: str, revision: str | None, environ: Mapping[str, str]) -> Survey:
     directory, commit = _locate(word, revision, environ)
     # A branch moves on: what it was when a config was fetched is not what vLLM would load today.
-    absent = Survey(word=word, revision=_full_commit(revision))
+    absent = Survey(word=word, revision=hub.full_commit(revision))
     if directory is None:
         return absent
     if _is_checkpoint(directory):
@@ -176,10 +176,6 @@ def _is_checkpoint(directory: Path) -> bool:
     return isinstance(document, dict) and {"schema", "key_digest", "files"} <= document.keys()
 
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
-
-
 def _locate(
     word: str, revision: str | None, environ: Mapping[str, str]
 ) -> tuple[Path | None, str | None]:
@@ -189,41 +185,10 @@ def _locate(
     """
     path = Path(word)
     if path.is_dir():
-        # vLLM takes the directory as it is; a snapshot's own name is its commit.
-        is_snapshot = path.parent.name == "snapshots" and _COMMIT.fullmatch(path.name)
-        return path.absolute(), path.name if is_snapshot else None
-    if not _HUB_ID.fullmatch(word):
-        return None, None
-    repository = hub_cache(environ) / f"models--{word.replace('/', '--')}"
-    commit = _full_commit(revision) or _reference(repository, revision or "main")
-    if commit is None or not (repository / "snapshots" / commit).is_dir():
-        return None, None
-    return repository / "snapshots" / commit, commit
-
-
-def _full_commit(revision: str | None) -> str | None:
-    return revision if revision and _COMMIT.fullmatch(revision) else None
-
-
-def _reference(repository: Path, revision: str) -> str | None:
-    try:
-        commit = (repository / "refs" / revision).read_text().strip()
-    except PermissionError:
-        raise
-    except (OSError, ValueError):
-        return None
-    return commit if _COMMIT.fullmatch(commit) else None
-
-
-def hub_cache(environ: Mapping[str, str]) -> Path:
-    """Return where huggingface_hub keeps its snapshots (its constants.py: HF_HUB_CACHE)."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if environ.get(name):
-            return Path(environ[name])
-    if environ.get("HF_HOME"):
-        return Path(environ["HF_HOME"], "hub")
-    cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/"), ".cache")
-    return Path(cache, "huggingface", "hub")
+        # vLLM takes the directory as it is.
+        return path.absolute(), hub.commit_of(path)
+    snapshot = hub.snapshot(word, revision, environ)
+    return snapshot, snapshot.name if snapshot is not None else None
 
 
 def _files(directory: str) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ...]]:
@@ -297,13 +262,5 @@ def _stat(directory: str, relative: str) -> SourceFile:
         status.st_mtime_ns,
         status.st_ino,
         status.st_ctime_ns,
-        _blob_sha256(path),
+        hub.blob_sha256(path),
     )
-
-
-def _blob_sha256(path: str) -> str | None:
-    """Return the sha256 that the hub's cache names a large file's blob by."""
-    if not os.path.islink(path):
-        return None
-    target = os.path.basename(os.readlink(path))
-    return target if re.fullmatch(r"[0-9a-f]{64}", target) else None

@@ -1,7 +1,7 @@
 """What vLLM loads of ours: load formats, notes of how far a start is, and forks.
 
-Importing this package imports neither vLLM nor torch. `resolve.py` and `resolved_key.py` are no
-part of it at run time: they are run by path.
+Importing this package imports neither vLLM nor torch. `resolve.py` and what it loads
+(`resolved_key.py`, `resolved_engine.py`) are no part of it at run time: they are run by path.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def _draft(
     flags = [getattr(args, name, None) for name in ("spec_method", "spec_model", "spec_tokens")]
     if config.speculative_config is not None and given is None and not any(flags):
         return [], given, "the model word names a speculator, which vLLM replaces by its target"
-    if _key().draft_of(config) != "separate":
+    if _beside("resolved_key").draft_of(config) != "separate":
         return [], given, ""
     plain = {name.replace("-", "_"): value for name, value in (given or {}).items()}
     if plain.get("draft_load_config"):
@@ -235,8 +235,8 @@ def _same(left: Any, right: Any) -> bool:
     return bool(left == right) or repr(left) == repr(right)
 
 
-def _key() -> ModuleType:
-    return _by_path(Path(__file__).with_name("resolved_key.py"))
+def _beside(name: str) -> ModuleType:
+    return _by_path(Path(__file__).with_name(f"{name}.py"))
 
 
 def _by_path(path: Path) -> ModuleType:
@@ -260,7 +260,7 @@ def _server(
     kept = [words[i] for i in rules.kept_positions(words, engine["ignorable"])]
     with _silence(), contextlib.suppress(RejectedError):
         args = asker.parse(kept)
-    answer: dict[str, Any] = _key().server(config, args)
+    answer: dict[str, Any] = _beside("resolved_key").server(config, args)
     return answer
 
 
@@ -279,7 +279,7 @@ def answer(words: list[str], stand_in: str | None = None) -> dict[str, Any]:
     # vLLM looks at its own command line, for --help and --omni.
     sys.argv = ["vllm", "serve", *words]
     asker = Asker()
-    key = _key()
+    key = _beside("resolved_key")
     try:
         args = asker.parse(words)
     except RejectedError as error:
@@ -288,7 +288,7 @@ def answer(words: list[str], stand_in: str | None = None) -> dict[str, Any]:
         config = asker.config(standing_in(args, stand_in) if stand_in else args)
     except RejectedError as error:
         return {"status": "rejected", "message": str(error), "model": key.model(args)}
-    engine = key.engine(asker.serve)
+    engine: dict[str, Any] = _beside("resolved_engine").engine(asker.serve)
     return {
         "status": "ok",
         "engine": engine,

@@ -12,7 +12,8 @@ from checkpoints import make_checkpoint, outlive_ctime
 
 from entrypoint.errors import OwnershipError
 from entrypoint.model import survey as surveys
-from entrypoint.model.survey import Survey, hub_cache, is_copied, require_readable, survey
+from entrypoint.model.hub import hub_cache
+from entrypoint.model.survey import Survey, is_copied, require_readable, survey
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 BLOB = "ab" * 32

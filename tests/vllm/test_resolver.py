@@ -39,11 +39,12 @@ from spellings import (
 )
 
 from entrypoint.checkpoint.key import FORMAT, Key
-from entrypoint.engine import resolution
+from entrypoint.engine import resolve as resolving
 from entrypoint.engine.address import address
 from entrypoint.engine.executable import find
 from entrypoint.engine.question import question
-from entrypoint.engine.resolution import RESOLVE_PROGRAM, Resolution, WordsRefused
+from entrypoint.engine.resolution import Resolution, WordsRefused
+from entrypoint.engine.resolve import RESOLVE_PROGRAM
 from entrypoint.engine.words import kept_positions
 from entrypoint.model.identity import Identity
 from entrypoint.state.memory import Memory
@@ -273,14 +274,14 @@ def test_a_boot_asks_once_remembers_and_keeps_no_word(
     source = Identity({"config.json": "0" * 64}, {})
 
     def ask(words: Sequence[str]) -> Resolution | WordsRefused:
-        return resolution.resolve(engine, words, environ, memory, lambda *_: source)
+        return resolving.resolve(engine, words, environ, memory, lambda *_: source)
 
     first = ask(words)
     assert isinstance(first, Resolution)
     assert first.key.digest == room.digest(case(PLAIN))
     assert first.plugin is not None
     assert first.drop == (0,)
-    monkeypatch.setattr(resolution, "_ask", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr(resolving, "_ask", lambda *_: pytest.fail("asked again"))
     assert ask(words) == first
     assert first.server == Address(host="secret.example")
     again = ask(room.words(case(f"--port 1 {PLAIN}")[0]))
@@ -302,14 +303,14 @@ def test_a_drafts_config_is_made_of_the_users_words_and_kept_nowhere(
 
     def ask(words: Sequence[str]) -> Resolution | WordsRefused:
         source = Identity({"config.json": "0" * 64}, {})
-        return resolution.resolve(engine, words, environ, memory, lambda *_: source)
+        return resolving.resolve(engine, words, environ, memory, lambda *_: source)
 
     first = ask(words)
     assert isinstance(first, Resolution)
     assert first.append[0] == "--speculative-config"
     told = json.loads(first.append[1])
     assert told == draft | {"draft_load_config": {"load_format": "auto"}}
-    monkeypatch.setattr(resolution, "_ask", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr(resolving, "_ask", lambda *_: pytest.fail("asked again"))
     assert ask(["--port", "1", *words]) == first._replace(drop=(2,), server=Address(port=1))
     at_rest = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"num_speculative_tokens" not in at_rest
