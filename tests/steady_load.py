@@ -7,7 +7,6 @@ import json
 import threading
 import time
 from collections import Counter
-from types import TracebackType
 from typing import Any, Final, Self
 
 TIMEOUT_SECONDS: Final = 120.0
@@ -41,12 +40,7 @@ class Load:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def wait_for(self, more: int) -> None:

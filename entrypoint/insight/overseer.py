@@ -16,7 +16,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from entrypoint.insight.crew import Channel, become, die_with
@@ -69,12 +68,7 @@ class Overseer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._channel.close()
         status = _reap(self._keeper, self._clear_seconds)
         self.is_clear = status == 0

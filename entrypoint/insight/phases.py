@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from entrypoint.checkpoint.digest import Json
-from entrypoint.state.attempts import Entry
+from entrypoint.state.attempts import Entry, a_time, time_in
 
 OWN: Final[Mapping[str, str]] = {
     "deciding": "decide",
@@ -47,7 +47,6 @@ NO_GAP_SECONDS: Final = 0.02
 FIRST_HEALTH_SECONDS: Final = 10.0
 """Who sees it healthy later than that after it began to serve had not been asking."""
 
-_END_OF_TIME: Final = 1e11
 _MAX_BYTES: Final = 1 << 60
 
 
@@ -122,7 +121,7 @@ def _imports(at: float, loading: Entry) -> Iterator[Phase]:
     imported, told = time_in(loading, "imported"), loading.get("processes")
     if not imported:
         return
-    starts = [time for each in told if (time := _time(each))] if isinstance(told, list) else []
+    starts = [time for each in told if (time := a_time(each))] if isinstance(told, list) else []
     cuts = [at, *sorted(time for time in starts if at < time < imported), imported]
     for number, (start, end) in enumerate(itertools.pairwise(cuts)):
         detail = PROCESSES[min(number, len(PROCESSES) - 1)]
@@ -204,17 +203,6 @@ def _of(lines: Iterable[Entry], event: str) -> list[Entry]:
 
 def _times(lines: Iterable[Entry]) -> list[float]:
     return [time for line in lines if (time := time_in(line, "time"))]
-
-
-def time_in(line: Mapping[str, Json], field: str) -> float | None:
-    """Return a field that is a time, or a length of time, that makes sense; else None."""
-    return _time(line.get(field))
-
-
-def _time(value: Json) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if 0 < value < _END_OF_TIME else None
 
 
 def _bytes(line: Mapping[str, Json]) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from entrypoint.checkpoint.digest import Json
-from entrypoint.insight.phases import NOW, Phase, done, laid, of_vllm, own, time_in
-from entrypoint.state.attempts import Entry, tier_of
+from entrypoint.insight.phases import NOW, Phase, done, laid, of_vllm, own
+from entrypoint.state.attempts import Entry, tier_of, time_in
 from entrypoint.state.status import Status
 
 Outcome = Literal["served", "fell-back", "refused", "under-way", "stopped", "died"]

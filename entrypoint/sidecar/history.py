@@ -11,16 +11,12 @@ from typing import Final, NamedTuple
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.inspect import Stamp, stamp_of
 from entrypoint.insight.timeline import timelines
-from entrypoint.state.attempts import Entry, Use, tier_of
+from entrypoint.state.attempts import Entry, Use, tier_of, time_in
 from entrypoint.state.ledger import Ledger
 from entrypoint.store.survey import uses_here
 
 _TOLD: Final = ("fell-back", "healthy", "loaded", "loading")
 """What is noted after exec, and tells most; a later one is of those that came before it."""
-
-
-_END_OF_TIME: Final = 1e11
-"""Seconds since 1970 that no clock shows; a torn line may say anything."""
 
 LATEST: Final = 10
 """So many boots are shown; of others only the number."""
@@ -119,10 +115,10 @@ def timed(boots: Iterable[Booted], entries: Iterable[Entry]) -> Iterator[Booted]
 
 
 def _booted(boot: str, attempt: Mapping[str, Json], events: set[str]) -> Booted:
-    time, of = attempt.get("time"), attempt.get("family_name") or attempt.get("checkpoint")
+    of = attempt.get("family_name") or attempt.get("checkpoint")
     return Booted(
         boot,
-        float(time) if isinstance(time, (int, float)) and 0 <= time < _END_OF_TIME else 0.0,
+        time_in(attempt, "time") or 0.0,
         of if isinstance(of, str) else "",
         tier_of(attempt),
         _outcome(attempt, events),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from entrypoint.errors import ShardbootError
-from entrypoint.sidecar.loop import patience
+from entrypoint.sidecar.loop import rest_after
 
 Wanted = TypeVar("Wanted")
 
@@ -27,7 +27,7 @@ class Later:
     def put_off(self, what: str) -> float:
         """Leave it for now; return for how many seconds."""
         tries = self._tries[what] = self._tries.get(what, 0) + 1
-        seconds = patience(0.0, tries, random.random())  # noqa: S311 - no secret
+        seconds = rest_after(0.0, tries, random.random())  # noqa: S311 - no secret
         self._until[what] = time.monotonic() + seconds
         return seconds
 

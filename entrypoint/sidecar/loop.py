@@ -100,14 +100,14 @@ class Job:
             self.record = self.record._replace(
                 failures=before.failures + 1, in_row=in_row, began=0.0, error=str(error)
             )
-            wait = patience(self.interval, in_row, random.random())  # noqa: S311 - no secret
+            wait = rest_after(self.interval, in_row, random.random())  # noqa: S311 - no secret
             reason = f"{error.reason}: " if isinstance(error, ShardbootError) else ""
             say(f"{self.name}: {reason}{error}; the next try is in {wait:.0f} s")
         self._pieces = None
         return wait
 
 
-def patience(interval: float, failures: int, chance: float) -> float:
+def rest_after(interval: float, failures: int, chance: float) -> float:
     """Return how long a job rests after so many failures in a row: up to 17 minutes longer.
 
     Less up to half of that, by `chance` from 0 to 1: many hosts that failed at once, as when their

@@ -183,15 +183,15 @@ def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[Mar
         yield element("table", head, element("tbody", *body))
 
 
-def _moment(time_: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time_))
+def _moment(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment))
 
 
-def _ago(time_: float, now: float) -> str:
+def _ago(moment: float, now: float) -> str:
     """Say how long ago something was; nobody was there for what never was."""
-    if not time_:
+    if not moment:
         return "never"
-    seconds = max(0.0, now - time_)
+    seconds = max(0.0, now - moment)
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit} ago"

@@ -53,9 +53,9 @@ class Scrub:
             for each in here
             if each.digest
         }
-        time_ = now()
-        interval = min(node.settings.scrub_interval, time_ - self._asked)
-        chosen = to_scrub(here, times, time_, interval)
+        began = now()
+        interval = min(node.settings.scrub_interval, began - self._asked)
+        chosen = to_scrub(here, times, began, interval)
         if chosen is not None:
             try:
                 yield from self._read(find_by_name(node.local, chosen.name))

@@ -15,6 +15,9 @@ from entrypoint.checkpoint.digest import Json
 
 Entry = Mapping[str, Json]
 
+_END_OF_TIME: Final = 1e11
+"""Seconds since 1970 that no clock shows; a torn line may say anything."""
+
 TIERS: Final = {
     "reuse": "local",
     "copy": "shared",
@@ -31,6 +34,18 @@ def tier_of(attempt: Entry) -> str:
     if action == "reuse" and isinstance(after, list) and after:
         action = str(after[-1]).partition(":")[0]
     return TIERS.get(action, "none")
+
+
+def time_in(entry: Entry, field: str) -> float | None:
+    """Return a field that is a time, or a length of time, that makes sense; else None."""
+    return a_time(entry.get(field))
+
+
+def a_time(value: Json) -> float | None:
+    """Return a time that makes sense, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if 0 < value < _END_OF_TIME else None
 
 
 _SERVED: Final = frozenset({"serving", "healthy"})
@@ -187,8 +202,6 @@ class Use(NamedTuple):
 
 
 UNUSED = Use()
-_END_OF_TIME = 1e11
-"""Seconds since 1970 that no clock shows; a torn line may say anything."""
 
 
 def uses(entries: Iterable[Entry], host_boot: str) -> dict[str, Use]:
@@ -204,12 +217,10 @@ def uses(entries: Iterable[Entry], host_boot: str) -> dict[str, Use]:
         event, boot, manifest = entry.get("event"), str(entry.get("boot")), entry.get("manifest")
         if event == "attempt" and entry.get("action") == "reuse" and isinstance(manifest, str):
             manifests[boot] = manifest
-            use, time = found.get(manifest, UNUSED), entry.get("time")
+            use = found.get(manifest, UNUSED)
             served, processes = use.served, use.processes
-            if boot in fell_back:
-                time = None
-            if isinstance(time, (int, float)) and 0 <= time < _END_OF_TIME:
-                served = max(served, float(time))
+            if boot not in fell_back:
+                served = max(served, time_in(entry, "time") or 0.0)
             if entry.get("host_boot") == host_boot:
                 processes += ((entry.get("pid"), entry.get("pid_start")),)
             found[manifest] = use._replace(served=served, processes=processes)

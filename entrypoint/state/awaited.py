@@ -19,7 +19,8 @@ from entrypoint.state.files import MAX_STATE_BYTES, read_json, write_atomically,
 MAX_CHECKPOINTS: Final = 16
 """Older ones go: of checkpoints that are gone since."""
 
-OPEN: Final = "open"
+_PUT_OFF: Final = "open"
+"""The file that names the boot which put it off."""
 
 
 class Awaited:
@@ -54,12 +55,12 @@ class Awaited:
     def put_off(self, content: str, boot: str) -> None:
         """Remember that this boot left open what waits, which one may do. Raises: OSError."""
         if self._path(content).is_dir():
-            write_atomically(self._path(content) / OPEN, boot.encode())
+            write_atomically(self._path(content) / _PUT_OFF, boot.encode())
 
     def was_put_off(self, content: str, boot: str) -> bool:
         """Tell whether another boot has left it open before."""
         try:
-            return (self._path(content) / OPEN).read_text(errors="replace") != boot
+            return (self._path(content) / _PUT_OFF).read_text(errors="replace") != boot
         except OSError:
             return False
 

@@ -19,6 +19,9 @@ SHM: Final = Path("/dev/shm")  # noqa: S108 - nothing is made there
 SEGMENT: Final = re.compile(rf"{SHM}/(psm_|vllm_dist_)[^/]*")
 """How Python and vLLM name segments that they share; what else lies there is somebody's files."""
 
+MAX_PID_BYTES: Final = 32
+"""Of a pid as it is told on a pipe: decimal digits, and a line's end."""
+
 TRACKER: Final = b"multiprocessing.resource_tracker"
 """Python's own, which removes segments when all who knew of them are gone, and then ends."""
 

@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 
 from entrypoint.launch import Seat
 from entrypoint.log import Log
+from entrypoint.supervise import offspring
 
 PROGRAM: Final = "entrypoint.vllm_plugin.standby"
 FORK: Final = b"fork"
@@ -26,8 +27,6 @@ TAKE_SECONDS: Final = 300.0
 
 AT_ONCE_SECONDS: Final = 0.2
 """One that has imported vLLM forks within milliseconds."""
-
-MAX_PID_BYTES: Final = 32
 
 
 class Standby:
@@ -132,7 +131,7 @@ class StandbySeat(Seat):
             waits("for the standby, which imports vLLM")
         ours.settimeout(TAKE_SECONDS)
         try:
-            line = ours.recv(MAX_PID_BYTES)
+            line = ours.recv(offspring.MAX_PID_BYTES)
         except OSError as error:
             self.log.line("standby.lost", f"vLLM is started as without a standby: {error}")
             return super().take(waits)

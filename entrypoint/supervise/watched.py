@@ -6,7 +6,6 @@ import os
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from entrypoint.assess import Boot
 from entrypoint.checkpoint.digest import Json
@@ -14,8 +13,6 @@ from entrypoint.state.ledger import Ledger
 from entrypoint.supervise import offspring
 from entrypoint.supervise.health import Health
 from entrypoint.supervise.restart import End
-
-MAX_PID_BYTES: Final = 32
 
 
 class Watched:
@@ -52,7 +49,7 @@ class Watched:
         if self.has_told or not select.select([self.hears], [], [], 0)[0]:
             return False
         self.has_told = True
-        if word := os.read(self.hears, MAX_PID_BYTES):
+        if word := os.read(self.hears, offspring.MAX_PID_BYTES):
             self.began, self.is_fork = True, int(word) != self.pid
             self.pid = int(word)
         return self.is_fork

@@ -17,7 +17,7 @@ from entrypoint.sidecar.choice import (
     to_repair,
     to_scrub,
 )
-from entrypoint.sidecar.loop import next_due, patience
+from entrypoint.sidecar.loop import next_due, rest_after
 from entrypoint.sidecar.view import (
     DAMAGED,
     REJECTED,
@@ -249,9 +249,9 @@ def test_the_first_of_those_that_are_due_has_its_turn() -> None:
 
 
 def test_failures_are_waited_for_ever_longer_up_to_a_bound() -> None:
-    rests = [patience(60, n, 0.0) for n in (1, 2, 3, 10, 11, 100_000)]
+    rests = [rest_after(60, n, 0.0) for n in (1, 2, 3, 10, 11, 100_000)]
     assert rests == [62, 64, 68, 1084, 1084, 1084]
 
 
 def test_hosts_that_failed_together_do_not_come_back_together() -> None:
-    assert [patience(60, 3, chance) for chance in (0.0, 0.5, 1.0)] == [68, 66, 64]
+    assert [rest_after(60, 3, chance) for chance in (0.0, 0.5, 1.0)] == [68, 66, 64]
