@@ -17,13 +17,15 @@ from entrypoint.checkpoint.digest import Json
 from entrypoint.config import Settings
 from entrypoint.log import Log
 from entrypoint.obstacles import unwritable
-from entrypoint.sidecar import jobs, loop
+from entrypoint.sidecar import loop
 from entrypoint.sidecar.bearer import token_in
+from entrypoint.sidecar.collect import collect
 from entrypoint.sidecar.later import Later
 from entrypoint.sidecar.listener import Listener, Page, Pages, Wishes
 from entrypoint.sidecar.loop import Job
 from entrypoint.sidecar.node import Node
 from entrypoint.sidecar.page import page
+from entrypoint.sidecar.prefetch import Prefetch
 from entrypoint.sidecar.priority import stand_back
 from entrypoint.sidecar.prove import Prove
 from entrypoint.sidecar.publish import Publish
@@ -104,7 +106,7 @@ def jobs_of(node: Node, hint: threading.Event) -> list[Job]:
         found.append(Job("look-far", often, node.look_far, is_hinted=True))
         found.append(_job("repair", often, Repair(node), is_hinted=True))
         if settings.follow:
-            found.append(_job("prefetch", often, jobs.Prefetch(node), is_hinted=True))
+            found.append(_job("prefetch", often, Prefetch(node), is_hinted=True))
         if settings.publish:
             found.append(_job("publish", often, Publish(node)))
     if settings.scrub_interval < math.inf:
@@ -114,7 +116,7 @@ def jobs_of(node: Node, hint: threading.Event) -> list[Job]:
         prove = Prove(node)
         found.append(Job("prove", often, prove.run, when_asked=prove.ask))
     if collecting < math.inf:
-        found.append(Job("collect", collecting, lambda: jobs.collect(node)))
+        found.append(Job("collect", collecting, lambda: collect(node)))
     return found
 
 

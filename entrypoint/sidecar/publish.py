@@ -10,8 +10,8 @@ from entrypoint import publishing
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.obstacles import unwritable
 from entrypoint.sidecar.choice import to_publish
+from entrypoint.sidecar.copying import TURN_SECONDS, is_alone
 from entrypoint.sidecar.done import Done
-from entrypoint.sidecar.jobs import TURN_SECONDS, is_alone
 from entrypoint.sidecar.later import Later, in_turn
 from entrypoint.sidecar.node import Node, now
 from entrypoint.sidecar.view import Seen

@@ -15,8 +15,8 @@ from entrypoint.obstacles import unwritable
 from entrypoint.progress import Progress
 from entrypoint.sidecar import choice
 from entrypoint.sidecar.choice import Past, to_repair
+from entrypoint.sidecar.copying import have_room, is_alone, is_our_turn
 from entrypoint.sidecar.done import Done
-from entrypoint.sidecar.jobs import have_room, is_alone, is_our_turn
 from entrypoint.sidecar.later import Later, in_turn
 from entrypoint.sidecar.node import Node, now
 from entrypoint.store import lock, transfer
