@@ -14,7 +14,6 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from answers import NAME
@@ -53,6 +52,7 @@ class World:
 
     def __init__(self, home: Path, kind: Kind, *, behind_nginx: bool = False) -> None:
         self.home, self.kind = home, kind
+        self._upgrades: list[subprocess.Popen[str]] = []
         for each in ("bin", "env", "units", "rules"):
             (home / each).mkdir(parents=True)
         for each in ("calls", "kill", "fails"):
@@ -78,12 +78,11 @@ class World:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        for upgrade in self._upgrades:
+            # What a failed test has left under way.
+            with upgrade:
+                upgrade.kill()
         for name in self.ports:
             if self.lives(name):
                 os.kill(self._unit(name)["pid"], signal.SIGKILL)
@@ -156,7 +155,7 @@ class World:
         fixed = ["--quiet", "0.2s", "--env-dir", str(self.home / "env")]
         fixed += ["--shardboot", "/opt/shardboot", "--lock", str(self.home / "lock")]
         ends = ends or [f"{name}={port}" for name, port in self.ports.items()]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, PROGRAM, self.kind, *ends, *way, *fixed, *words],
             env=os.environ | {"PATH": f"{self.home / 'bin'}:/usr/bin:/bin"} | environ,
             stdin=subprocess.DEVNULL,
@@ -164,6 +163,8 @@ class World:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self._upgrades.append(process)
+        return process
 
     def finish(self, process: subprocess.Popen[str]) -> Upgraded:
         said, _ = process.communicate(timeout=SECONDS)
