@@ -9,13 +9,16 @@ from __future__ import annotations
 import importlib
 import signal
 from collections.abc import MutableMapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
 from entrypoint import __version__
 from entrypoint.image import ROOMS
 from entrypoint.options import WordsCommand, with_settings
+
+SENTENCE: Final = 200
+"""More characters than any first sentence has."""
 
 
 class LazyGroup(click.Group):
@@ -33,6 +36,13 @@ class LazyGroup(click.Group):
                 commands = importlib.import_module(f"entrypoint.{room}").COMMANDS
                 return commands[cmd_name]
         return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each command does as a whole sentence: click would write half of one."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, c.get_short_help_str(SENTENCE)) for name, c in commands if c is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -70,7 +70,7 @@ def for_stores(command: Callable[..., Any]) -> Callable[..., Any]:
 @for_stores
 @click.pass_context
 def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> None:
-    """List all complete checkpoints, newest first, and those that must stay."""
+    """List checkpoints, newest first; say which are pinned, or in use."""
     settings = settings_as_user(flags, ctx.obj["environ"])
     store = store_of(settings, shared=in_shared)
     uses = uses_here(settings.state_dir)

@@ -33,7 +33,7 @@ from entrypoint.start import new_boot
 @with_settings
 @click.pass_context
 def plan(ctx: click.Context, /, output: str, **flags: Any) -> None:
-    """Say what `serve` would do, and why. Changes nothing but memory."""
+    """Say what `serve` would do, and why. Changes nothing, but remembers what vLLM answered."""
     this = new_boot(flags, ctx.obj["words"], ctx.obj["environ"], touches_store=False)
     assessment = assess(this)
     action = decide(assessment.situation, this.policy)

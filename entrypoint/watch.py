@@ -43,7 +43,7 @@ def timeout(default: str, meaning: str) -> Callable[..., Any]:
         default=default,
         callback=_seconds,
         metavar="TIME",
-        show_default=default or "none",
+        show_default=bool(default),
         help=meaning,
     )
 
@@ -96,7 +96,7 @@ def _row(report: Report) -> str:
 
 @click.command()
 @for_state
-@timeout("", "how long to wait")
+@timeout("", "how long to wait; for ever if it is not given")
 @click.pass_context
 def wait(ctx: click.Context, /, output: str, timeout: float, **flags: Any) -> int:
     """Wait until vLLM serves. Exit 1 when the boot failed, or at the timeout.
