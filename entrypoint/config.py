@@ -51,6 +51,8 @@ class Settings(NamedTuple):
     shared_readers: int
     verify: Verify
     prefetch: bool
+    read_threads: int
+    read_bytes: int
     checkpoint: str | None
     log_format: Literal["auto", "text", "json"]
     single_import: Literal["auto", "yes", "no"]

@@ -70,6 +70,8 @@ def _held(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
         "manifest": action.manifest.digest,
         "boot": boot.log.boot,
         "state": str(boot.settings.state_dir),
+        "threads": boot.settings.read_threads,
+        "read_bytes": boot.settings.read_bytes,
     }
     if assessment.resolution.server.headless:
         loader["headless"] = True

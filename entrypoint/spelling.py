@@ -82,6 +82,31 @@ def file_bytes(word: str) -> int:
     return size
 
 
+_READ_BYTES = (64 * 1024, 1024**3)
+"""Smaller reads are slow on any disk, and larger ones only take memory."""
+
+
+def read_bytes(word: str) -> int:
+    """Return the bytes of one read."""
+    size, (least, most) = byte_count(word), _READ_BYTES
+    if not least <= size <= most:
+        msg = f"expected 64KiB to 1GiB, found {word!r}"
+        raise ValueError(msg)
+    return size
+
+
+_MOST_THREADS = 256
+
+
+def threads(word: str) -> int:
+    """Return how many threads."""
+    found = count(word)
+    if found > _MOST_THREADS:
+        msg = f"expected 1 to {_MOST_THREADS}, found {word!r}"
+        raise ValueError(msg)
+    return found
+
+
 def count(word: str) -> int:
     """Return a whole number from 1."""
     if not (word.isascii() and word.isdigit() and int(word) > 0):

@@ -145,6 +145,14 @@ OPTIONS: tuple[Option, ...] = (
         spelling.switch,
         "read a checkpoint into the page cache while vLLM starts",
     ),
+    Option(
+        "read_threads",
+        "4",
+        spelling.threads,
+        "threads with which each rank of vLLM reads its checkpoint",
+        "COUNT",
+    ),
+    Option("read_bytes", "8MiB", spelling.read_bytes, "most bytes of one such read", "SIZE"),
     Option("checkpoint", "", spelling.optional, "the one checkpoint to consider, by name", "NAME"),
     Option(
         "log_format",

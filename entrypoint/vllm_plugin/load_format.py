@@ -8,6 +8,7 @@ import gc
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,15 @@ from entrypoint.vllm_plugin.milestones import descent, note_steps
 from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.progress import SECONDS_BETWEEN_LINES, Progress
 from entrypoint.vllm_plugin.quantized_layers import read_fused_names
-from entrypoint.vllm_plugin.read import Wanted, read_all
+from entrypoint.vllm_plugin.read import Reads, Wanted, read_all
 from entrypoint.vllm_plugin.source import load_from_source
 from entrypoint.vllm_plugin.strict import compare
 
 SETTINGS = frozenset(
-    {"manifest", "boot", "state", "headless", "source", "reader", "fork", "prove", "record", "side"}
+    {
+        *("manifest", "boot", "state", "headless", "source", "reader", "fork", "prove"),
+        *("record", "side", "threads", "read_bytes"),
+    }
 )
 
 NO_NOTES = Notes(None, "")
@@ -57,9 +61,9 @@ class ShardbootLoader(BaseModelLoader):
     `model_loader_extra_config` is `{"manifest": DIGEST}`; boot adds `boot` and `state`, its id and
     the state directory to note in what becomes of the load, `headless` on a node without HTTP, and
     `source`, where the model can be loaded from if the checkpoint does not fit. With `prove`
-    it is compared with what its source gave, before anything is served from it. A proof adds
-    `record` and `side`, the directory to leave evidence or a refusal in. `fork` and `reader` are
-    for `forking` and `reap`.
+    it is compared with what its source gave, before anything is served from it. `threads` and
+    `read_bytes` are how it is read, where that is told. A proof adds `record` and `side`, the
+    directory to leave evidence or a refusal in. `fork` and `reader` are for `forking` and `reap`.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -72,6 +76,7 @@ class ShardbootLoader(BaseModelLoader):
         self.digest = str(settings["manifest"])
         self.source: str | None = settings.get("source")
         self.notes = Notes.of(settings)
+        self.reads = _reads(settings)
         self.recorder = Recorder.of(settings)
         self.proof = InPlace.of(settings)
         self.manifest: Manifest | None = None
@@ -204,7 +209,7 @@ class ShardbootLoader(BaseModelLoader):
         every = SECONDS_BETWEEN_LINES if rank == self.first_here else math.inf
         progress = Progress(rank, sum(w.tensor.nbytes for w in wanted), "read", every)
         with agreeing():
-            count = read_all(wanted, progress.heard)
+            count = read_all(wanted, progress.heard, self.reads)
         seconds = time.monotonic() - started
         self.loaded = {"seconds": round(seconds, 3), "bytes": count}
         progress.finished(seconds)
@@ -229,6 +234,11 @@ class ShardbootLoader(BaseModelLoader):
             Wanted(tensor, directory / entries[name].file, entries[name].begin)
             for name, tensor in state.items()
         ]
+
+
+def _reads(settings: Mapping[str, Any]) -> Reads:
+    told = {"threads": settings.get("threads"), "size": settings.get("read_bytes")}
+    return Reads(**{name: int(value) for name, value in told.items() if value is not None})
 
 
 def _open_manifest(directory: Path, digest: str) -> Manifest:

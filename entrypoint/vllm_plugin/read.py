@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -17,14 +18,23 @@ from entrypoint.vllm_plugin.detour import Detour, PinnedDetour
 from entrypoint.vllm_plugin.memory import blocks, is_direct, memory_of
 from entrypoint.vllm_plugin.pages import Pages
 
-PIECE_BYTES = 8 * 1024 * 1024
-"""One read: large enough for the disk, small enough for buffers of every thread."""
-
-THREADS = 4
-"""Enough for a local disk; with two buffers each, at most 64 MiB of them."""
-
 MAX_VECTORS = 1024
 """IOV_MAX: so many places can one call fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """How many threads read at once, and the most bytes of one read.
+
+    More or fewer are no faster from a local disk (docs/measured.md). Where a tensor's memory cannot
+    be read into, each thread has a buffer of that size, for an accelerator two: 64 MiB at most.
+    """
+
+    threads: int = 4
+    size: int = 8 * 1024 * 1024
+
+
+DEFAULT: Final = Reads()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +55,7 @@ class Piece:
     blocks: list[torch.Tensor]
     size: int
 
-    def takes(self, path: Path, offset: int, block: torch.Tensor) -> bool:
+    def takes(self, path: Path, offset: int, block: torch.Tensor, most: int) -> bool:
         """Tell whether `block` comes right behind, goes the same way, and there is room."""
         last = self.blocks[-1]
         return (
@@ -53,12 +63,16 @@ class Piece:
             and (is_direct(block), block.device) == (is_direct(last), last.device)
             # A view of a buffer's bytes must be aligned: behind odd ones another read begins.
             and (is_direct(block) or self.size % block.element_size() == 0)
-            and self.size + block.nbytes <= PIECE_BYTES
+            and self.size + block.nbytes <= most
             and len(self.blocks) < MAX_VECTORS
         )
 
 
-def read_all(wanted: Sequence[Wanted], on_bytes: Callable[[int], None] = lambda _: None) -> int:
+def read_all(
+    wanted: Sequence[Wanted],
+    on_bytes: Callable[[int], None] = lambda _: None,
+    reads: Reads = DEFAULT,
+) -> int:
     """Fill every tensor; return the number of bytes read.
 
     Header, dtypes and shapes have been compared before: only bytes are read here. `on_bytes` hears
@@ -68,27 +82,27 @@ def read_all(wanted: Sequence[Wanted], on_bytes: Callable[[int], None] = lambda 
     total = 0
     with ExitStack() as stack:
         descriptors = {path: _open(path, stack) for path in {w.path for w in wanted}}
-        readers = _Readers(descriptors)
+        readers = _Readers(descriptors, reads.size)
         # Also when a read has failed: buffers must not go while they are copied from.
         stack.callback(readers.finish)
-        pool = stack.enter_context(ThreadPoolExecutor(THREADS, "shardboot-read"))
-        for size in pool.map(readers.read, pieces(wanted)):
+        pool = stack.enter_context(ThreadPoolExecutor(reads.threads, "shardboot-read"))
+        for size in pool.map(readers.read, pieces(wanted, reads.size)):
             total += size
             on_bytes(size)
     return total
 
 
-def pieces(wanted: Sequence[Wanted]) -> Iterator[Piece]:
-    """Cut what is wanted into reads, in the order of the files.
+def pieces(wanted: Sequence[Wanted], most: int) -> Iterator[Piece]:
+    """Cut what is wanted into reads of at most `most` bytes, in the order of the files.
 
     A large tensor is several; small ones that lie side by side are one.
     """
     piece: Piece | None = None
     for w in sorted(wanted, key=lambda w: (str(w.path), w.begin)):
-        for block, offset in blocks(w.tensor, w.begin, PIECE_BYTES):
+        for block, offset in blocks(w.tensor, w.begin, most):
             if not block.nbytes:
                 continue
-            if piece is not None and piece.takes(w.path, offset, block):
+            if piece is not None and piece.takes(w.path, offset, block, most):
                 piece.blocks.append(block)
                 piece.size += block.nbytes
                 continue
@@ -99,13 +113,16 @@ def pieces(wanted: Sequence[Wanted]) -> Iterator[Piece]:
         yield piece
 
 
-def detour_to(device: torch.device) -> Detour:
-    """Return a way to a device: the fast one, where there is pinned memory for it."""
+def detour_to(device: torch.device, size: int) -> Detour:
+    """Return a way to a device: the fast one, where there is pinned memory for it.
+
+    `size` is that of a buffer, in bytes.
+    """
     if device.type == "cuda":
         # torch has no narrower word for memory that the driver does not give (limits, WSL).
         with suppress(RuntimeError):
-            return PinnedDetour(PIECE_BYTES, device, torch.cuda)
-    return Detour(PIECE_BYTES)
+            return PinnedDetour(size, device, torch.cuda)
+    return Detour(size)
 
 
 def _open(path: Path, stack: ExitStack) -> int:
@@ -117,8 +134,8 @@ def _open(path: Path, stack: ExitStack) -> int:
 class _Readers:
     """What the threads read with: the open files, and for each thread the detours that it needs."""
 
-    def __init__(self, descriptors: Mapping[Path, int]) -> None:
-        self.descriptors = descriptors
+    def __init__(self, descriptors: Mapping[Path, int], buffer_bytes: int) -> None:
+        self.descriptors, self.buffer_bytes = descriptors, buffer_bytes
         self.pages = Pages()
         self.mine = threading.local()
         self.detours: list[Detour] = []
@@ -152,7 +169,7 @@ class _Readers:
         by_device: dict[torch.device, Detour] = self.mine.__dict__.setdefault("detours", {})
         found = by_device.get(device)
         if found is None:
-            found = by_device[device] = detour_to(device)
+            found = by_device[device] = detour_to(device, self.buffer_bytes)
             self.detours.append(found)
         return found
 

@@ -56,6 +56,14 @@ def test_what_is_in_memory_is_left_alone(house: House) -> None:
     assert boot.vllm["children"] == []
 
 
+def test_the_loader_is_told_how_to_read(house: House) -> None:
+    house.serve()
+    told = house.serve().loader
+    assert (told["threads"], told["read_bytes"]) == (4, 8 << 20)
+    told = house.serve(SHARDBOOT_READ_THREADS="16", SHARDBOOT_READ_BYTES="1MiB").loader
+    assert (told["threads"], told["read_bytes"]) == (16, 1 << 20)
+
+
 def test_nothing_is_read_where_that_is_not_wanted(house: House, shards: list[Path]) -> None:
     boot = house.run("serve", "--no-prefetch", house.model, "-tp", 2)
     assert "reader" not in boot.loader

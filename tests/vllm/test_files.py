@@ -151,14 +151,14 @@ def test_every_byte_comes_back(tmp_path: Path, lab_key: Any) -> None:
 
 def test_large_tensors_are_read_in_blocks(tmp_path: Path) -> None:
     from entrypoint.vllm_plugin.memory import blocks
-    from entrypoint.vllm_plugin.read import PIECE_BYTES, Wanted, read_all
+    from entrypoint.vllm_plugin.read import DEFAULT, Wanted, read_all
 
-    count = (2 * PIECE_BYTES + 4096) // 4
+    count = (2 * DEFAULT.size + 4096) // 4
     state = {"x": torch.arange(count, dtype=torch.int32).view(-1, 1024)}
     entry = write(state, tmp_path, limit=1).tensors[0]
     for fresh in (torch.zeros_like(state["x"]), torch.zeros(1024, count // 1024).int().t()):
-        cut = [block.nbytes for block, _ in blocks(fresh, limit=PIECE_BYTES)]
-        assert (len(cut), max(cut)) == (3, PIECE_BYTES)
+        cut = [block.nbytes for block, _ in blocks(fresh, limit=DEFAULT.size)]
+        assert (len(cut), max(cut)) == (3, DEFAULT.size)
         read_all([Wanted(fresh, tmp_path / entry.file, entry.begin)])
         assert torch.equal(fresh, state["x"])
 

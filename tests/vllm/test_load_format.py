@@ -96,6 +96,14 @@ def test_settings_are_refused_by_name(settings: dict[str, Any], said: str) -> No
         loader(settings)
 
 
+def test_it_reads_as_it_is_told() -> None:
+    from entrypoint.vllm_plugin.read import DEFAULT, Reads
+
+    assert loader({"manifest": "x"}).reads == DEFAULT == Reads(4, 8 << 20)
+    told = {"manifest": "x", "threads": 16, "read_bytes": 1 << 20}
+    assert loader(told).reads == Reads(16, 1 << 20)
+
+
 def test_a_checkpoint_fills_the_model_and_stays_locked(
     checkpoint: Manifest, tmp_path: Path
 ) -> None:
