@@ -166,7 +166,8 @@ def laid(known: Iterable[Phase]) -> tuple[Phase, ...]:
             between = _between if is_vllm else _before_vllm
             _add(found, Phase(between(before, phase.name), cursor, start))
             cursor = start
-        if end - start > MOMENT_SECONDS:
+        # A tiny model's weights come faster, and are what one looks for first.
+        if end - start > (0 if phase.name == "weights" else MOMENT_SECONDS):
             _add(found, phase._replace(start=cursor, end=end))
             cursor = end
         before, is_vllm = phase.name, is_vllm or phase.name == "exec"

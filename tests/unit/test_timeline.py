@@ -109,6 +109,12 @@ def without(event: str) -> list[dict[str, Any]]:
             {"decide": 0.5, "vLLM": 4, "weights": 1},
             id="older notes",
         ),
+        # A tiny model's weights: any other phase so short would be none.
+        pytest.param(
+            [ATTEMPT, line("loading", 3), line("loaded", 3.002), line("serving", 5)],
+            {"decide": 0.5, "vLLM": 4.998, "weights": 0.002},
+            id="weights in no time",
+        ),
         # It does not fit, and the source is loaded in its place.
         pytest.param(
             [
