@@ -37,10 +37,10 @@ SECONDS = 240.0
 PORT = "8000"
 """Each host has a network of its own."""
 
-OFTEN = (
-    *("--watch-interval", "1s", "--scrub-interval", "2s"),
-    *("--collect-interval", "never", "--prove-idle", "no"),
-)
+OFTEN = ("--watch-interval", "1s", "--scrub-interval", "2s", "--prove-idle", "no")
+COLLECTS = ("--collect-interval", "1s", "--grace", "0s", "--publish")
+"""What A's sidecar does as well: its disk is small."""
+
 ASK = """\
 import json, sys, urllib.request
 body = {"model": sys.argv[1], "prompt": "The first word", "max_tokens": 16, "temperature": 0}
@@ -181,8 +181,8 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host, Callable[[], Any]]]:
     with contextlib.ExitStack() as stack:
         nodes = stack.enter_context(mounted(tmp_path / "juicefs"))
         (nodes.one / "store").mkdir()
-        # One checkpoint has room there, and half of another.
-        stack.enter_context(small_disk(tmp_path / "a" / "checkpoints-disk", int(size * 1.5)))
+        # Two checkpoints have room there, and half of another.
+        stack.enter_context(small_disk(tmp_path / "a" / "checkpoints-disk", int(size * 2.5)))
         made = []
         for name, shared in (("a", nodes.one / "store"), ("b", point / "store")):
             made.append(Host(tmp_path, name, shared, model))
@@ -206,19 +206,20 @@ def test_a_days_life(hosts: tuple[Host, Host, Callable[[], Any]], tmp_path: Path
         old = newest(b.store)
         for host in (a, b):
             serve(host.state, old, pid=1, pid_start=0)
-        day.enter_context(a.start("sidecar", "sidecar", *OFTEN, "--publish"))
-        day.enter_context(b.start("sidecar", "sidecar", *OFTEN))
+        day.enter_context(a.start("sidecar", "sidecar", *OFTEN, *COLLECTS))
+        day.enter_context(b.start("sidecar", "sidecar", *OFTEN, "--collect-interval", "never"))
 
-        # A release: A's disk is full, so the old one makes way; what it has saved it publishes.
+        # A release: what A has saved it publishes, and its disk is full, until the old one goes.
         fine_tune(a.model, tmp_path / "tuned")
         for path in (tmp_path / "tuned").iterdir():
             path.replace(a.model / path.name)
         with a.serving("boot") as answer:
-            a.wait_for("boot", "space.evicted", old.name)
-            assert a.store.names() == [newest(a.store).name]
             new = newest(a.store)
             a.wait_for("sidecar", "push.done", new.name)
+            a.wait_for("sidecar", "collect.gone", old.name, "superseded")
+            assert a.store.names() == [new.name]
             b.wait_for("sidecar", "copy.done", new.name)
+        assert not a.has_said("boot", "space.evicted")
         assert new.key.model != old.key.model
 
         # B restarts as a hit, with A's answer; a bit rots under its server, and is repaired.
@@ -243,4 +244,6 @@ def test_a_days_life(hosts: tuple[Host, Host, Callable[[], Any]], tmp_path: Path
             assert b.plan() == ("reuse", "local.hit")
             away.enter_context(mounting())
             b.wait_for("sidecar", "copy.done", later.name)
+        # There is room for it on A, since another one has gone.
+        a.wait_for("sidecar", "copy.done", later.name)
         assert b.plan() == ("reuse", "local.hit")
