@@ -33,13 +33,15 @@ class Program(NamedTuple):
 def prepare(boot: Boot, assessment: Assessment, action: Action) -> Program:
     """Return vLLM as it is to serve what was decided; a checkpoint is locked, and read ahead."""
     environ, words = boot.environ, list(boot.words)
+    if action.kind not in LOADED_BY_US:
+        return Program(assessment.engine.path, words, environ)
+    environ, forks = with_plugin(environ), _forks(boot, assessment)
     if action.kind == "reuse":
-        words = _held(boot, assessment, action)
-        environ = compiled.give(boot, action, with_plugin(environ))
-    if action.kind == "tee":
-        words = _teeing(boot, assessment, action)
-        environ = with_plugin(environ)
-    if action.kind in LOADED_BY_US and _forks(boot, assessment):
+        words = _held(boot, assessment, action, forks=forks)
+        environ = compiled.give(boot, action, environ)
+    else:
+        words = _teeing(boot, assessment, action, forks=forks)
+    if forks:
         environ = {**environ, **launch.preloading(assessment.resolution)}
     return Program(assessment.engine.path, words, environ)
 
@@ -59,7 +61,7 @@ def become(
     boot.seat.become(vllm.path, ["serve", *vllm.words], vllm.environ, boot.umask)
 
 
-def _held(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
+def _held(boot: Boot, assessment: Assessment, action: Action, *, forks: bool) -> list[str]:
     """Lock the checkpoint for as long as vLLM lives, and return vLLM's words for it."""
     assert action.manifest is not None
     assert action.path is not None
@@ -77,7 +79,7 @@ def _held(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
         loader["headless"] = True
     if assessment.situation.has_source:
         loader["source"] = assessment.source.here.directory or assessment.resolution.model_word
-    if _forks(boot, assessment):
+    if forks:
         loader["fork"] = True
     if needed := unproved(boot.settings, assessment.resolution, action.manifest):
         boot.log.line("prove", f"{action.manifest.name}: {needed}, so it is proved as it is loaded")
@@ -98,14 +100,14 @@ def _forks(boot: Boot, assessment: Assessment) -> bool:
     return wish == "yes" or (wish == "auto" and resolution.key.platform.startswith("cpu"))
 
 
-def _teeing(boot: Boot, assessment: Assessment, action: Action) -> list[str]:
+def _teeing(boot: Boot, assessment: Assessment, action: Action, *, forks: bool) -> list[str]:
     """Return vLLM's words for the source, saved into the staging of a tee that has begun."""
     from entrypoint import tee  # noqa: PLC0415 - a hit saves nothing
 
     assert action.path is not None
     assert assessment.resolution is not None
     loader = tee.loader(boot, assessment, action.path)
-    if _forks(boot, assessment):
+    if forks:
         loader["fork"] = True
     return launch.tee_words(assessment.resolution, boot.words, loader)
 
