@@ -2,11 +2,13 @@
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from packaging.version import Version
 
 from entrypoint.config import Prove
+from entrypoint.sidecar.engines import Engines, released
 from entrypoint.sidecar.view import COMPLETE, DAMAGED, Seen
 
 
@@ -47,34 +49,49 @@ def to_fetch(
 ) -> list[Fetch]:
     """Return of each family that this node serves what is newer in the shared store, newest first.
 
-    Newer than every sound one here, and not here in any state: what is damaged is repaired. What
-    was `fetched` once and is gone had to make way for another: it is left to the boot that wants
-    it. Only what boots here would serve, as far as that is known: of a vLLM and format that one
-    has served, and proved where `prove` asks for it.
+    Of what was made for a vLLM and format that have served here, the newest; and of what is for a
+    later one, as an upgrade will want it, the newest for the latest. Newer than every sound one
+    like it here, and not here in any state: what is damaged is repaired. What was `fetched` once
+    and is gone had to make way for another: it is left to the boot that wants it. Nothing without
+    a proof where `prove` asks for one.
     """
-    made_by = {each.made_by for each in local if each.served}
+    engines = Engines.of(each.made_by for each in local if each.served)
     found: list[tuple[float, Fetch]] = []
     for family, here in _families(local):
-        if not any(each.served for each in here):
+        # A torn note says of no rank that it is here.
+        whole = max((each for each in here if each.ranks), key=_age, default=None)
+        if whole is None or not any(each.served for each in here):
             continue
-        newest = max((each.created for each in here if each.state == COMPLETE), default=-math.inf)
         there = [
             each
             for each in shared
-            if each.family == family and each.state == COMPLETE and each.made_by in made_by
-            if each.proved or _goes_unproved(here, prove)
+            if each.family == family and (each.proved or _goes_unproved(here, prove))
         ]
-        best = max(there, key=_age, default=None)
-        if best is None or best.created <= newest:
-            continue
-        if best.content in fetched or any(each.content == best.content for each in here):
-            continue
-        # A torn note says of no rank that it is here.
-        whole = max((each for each in here if each.ranks), key=_age, default=None)
-        if whole is None:
-            continue
-        found.append((best.created, Fetch(best.name, best.content, whole.ranks)))
+        known = {*fetched, *(each.content for each in here)}
+        newer = (
+            _newer(here, there, lambda each: engines.has(each.made_by), _age),
+            _newer(here, there, lambda each: engines.is_ahead(each.made_by), _release),
+        )
+        found += [
+            (best.created, Fetch(best.name, best.content, whole.ranks))
+            for best in newer
+            if best is not None and best.content not in known
+        ]
     return [fetch for _, fetch in sorted(found, reverse=True)]
+
+
+def _newer(
+    here: Iterable[Seen],
+    there: Iterable[Seen],
+    is_meant: Callable[[Seen], bool],
+    order: Callable[[Seen], Any],
+) -> Seen | None:
+    """Return the last there of those that are meant, in this order, if it is behind all here."""
+    ours, theirs = (
+        max((e for e in seen if e.state == COMPLETE and is_meant(e)), key=order, default=None)
+        for seen in (here, there)
+    )
+    return theirs if theirs and (ours is None or order(theirs) > order(ours)) else None
 
 
 def to_repair(local: Sequence[Seen], shared: Sequence[Seen], past: Past) -> list[Mending]:
@@ -163,3 +180,7 @@ def _families(local: Sequence[Seen]) -> Iterator[tuple[str, list[Seen]]]:
 
 def _age(seen: Seen) -> tuple[float, str]:
     return seen.created, seen.name
+
+
+def _release(seen: Seen) -> tuple[tuple[Version, int], float, str]:
+    return released(seen.made_by), seen.created, seen.name

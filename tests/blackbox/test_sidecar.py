@@ -70,6 +70,20 @@ def test_a_new_release_is_here_before_anybody_restarts(house: House, served: Man
         assert told["jobs"]["prefetch"]["failures"] == 0
 
 
+def test_what_an_upgrade_of_vllm_will_want_is_here_before_it(
+    house: House, served: Manifest
+) -> None:
+    with sidecar(house) as running:
+        assert running.wait_until('shardboot_checkpoints{state="complete",store="local"}', 1)
+        # Of the same release, and saved before it.
+        key = served.key._replace(vllm=f"{served.key.vllm}.post1")
+        made = make_checkpoint(
+            house.shared, key=key, name="next", created_at="2025-01-01T00:00:00Z"
+        )
+        assert f"{made.name} committed in {house.local}" in running.wait_for("copy.done")
+    assert {*house.store.names()} == {made.name, served.name}
+
+
 def test_what_another_pushes_is_here_without_waiting_for_the_interval(
     house: House, served: Manifest
 ) -> None:

@@ -101,14 +101,44 @@ OLD, NEW = seen("old", 1.0), seen("new", 2.0)
         ),
         pytest.param([OLD._replace(ranks=())], [NEW], [], id="nobody knows which ranks"),
         pytest.param(
-            [OLD], [NEW._replace(made_by=("0.33", 2))], [], id="never served by that vLLM"
+            [OLD], [NEW._replace(made_by=("0.31", 2))], [], id="for a vLLM before those served"
         ),
-        pytest.param([OLD], [NEW._replace(made_by=("0.32", 3))], [], id="in another format"),
+        pytest.param([OLD], [NEW._replace(made_by=("0.32", 1))], [], id="in a format before"),
         pytest.param(
-            [OLD, seen("other", family="g", made_by=("0.33", 2))],
-            [NEW._replace(made_by=("0.33", 2))],
+            [OLD], [NEW._replace(made_by=("built here", 2))], [], id="for nobody knows which"
+        ),
+        pytest.param(
+            [OLD],
+            [seen("next", 0.5, made_by=("0.33", 2))],
+            [wanted("next")],
+            id="for a later vLLM, as an upgrade wants it, whenever it was saved",
+        ),
+        pytest.param(
+            [OLD],
+            [NEW, seen("next", 3.0, made_by=("0.40.0", 2)), seen("dev", 4.0, made_by=("0.33", 2))],
+            [wanted("next"), wanted("new")],
+            id="for the latest vLLM, and for today's",
+        ),
+        pytest.param(
+            [OLD, seen("next", 3.0, made_by=("0.33", 2), served=False)],
+            [NEW, seen("next", 3.0, made_by=("0.33", 2))],
             [wanted("new")],
-            id="another model was served by that vLLM",
+            id="for a later vLLM it is here, and of today's there is a newer one",
+        ),
+        pytest.param(
+            [OLD, seen("next", 3.0, made_by=("0.33", 2), served=False)],
+            [seen("again", 4.0, made_by=("0.33", 2)), seen("first", 2.0, made_by=("0.33", 2))],
+            [wanted("again")],
+            id="for a later vLLM, a newer release",
+        ),
+        pytest.param(
+            [OLD], [NEW._replace(made_by=("0.32", 3))], [wanted("new")], id="a later format"
+        ),
+        pytest.param(
+            [seen("old", made_by=("0.33", 2)), seen("other", family="g")],
+            [NEW],
+            [wanted("new")],
+            id="for a vLLM that has served another model",
         ),
         pytest.param(
             [OLD, seen("other", family="g")],
