@@ -27,6 +27,9 @@ CLIENTS: Final = 4
 WITH_STANDBY: Final = 0.05
 """How often the standby is killed as well."""
 
+FIRST: Final = "first process"
+"""A boot, or the API server that it became."""
+
 FOR_EVER: Final = (
     *("--max-restarts", "0", "--restart-delay", "0"),
     *("--quarantine-after", "1000000"),
@@ -70,6 +73,7 @@ class Crashes:
         self.serves, _ = wait_for_another(server, None)
         self.answer = self._ask()
         self.served = 1
+        self.doomed: set[int] = set()
         self.killed: Counter[str] = Counter()
 
     def run(self, count: int, say: Callable[[str], None] = lambda _: None) -> None:
@@ -130,6 +134,9 @@ class Crashes:
         if not self.killed:
             return
         self.serves, _ = wait_for_another(self.server, self.serves)
+        while self.serves in self.doomed:
+            # It is healthy, and has not noticed yet that a part of it was killed as it began.
+            self.serves, _ = wait_for_another(self.server, self.serves)
         self.served += 1
         if (answer := self._ask()) != self.answer:
             raise ProgramError(f"{answer} instead of {self.answer}")
@@ -164,6 +171,7 @@ class Crashes:
         while time.monotonic() < deadline:
             parts = self._parts()
             if parts:
+                self.doomed |= {pid for pid, what in parts.items() if what == FIRST}
                 pid = self.random.choice(sorted(parts))
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -180,7 +188,7 @@ class Crashes:
                 if title:
                     found[pid] = title.partition("_")[0].strip("\0 ")
                 elif _stat(pid)[1] == str(self.supervisor) and pid not in standbys:
-                    found[pid] = "first process"
+                    found[pid] = FIRST
         return found
 
     def _standbys(self) -> list[int]:
