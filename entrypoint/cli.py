@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from entrypoint.errors import Interrupted, RefusedError, ShardbootError, exit_code_of, one_line
 from entrypoint.log import Log
-from entrypoint.start import is_off, new_boot, read_when_off, take_credentials
+from entrypoint.start import is_off, new_boot, read_when_off, take_credentials, unchecked_log
 
 if TYPE_CHECKING:
     from entrypoint.assess import Boot
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+DAEMONS: Final = ("serve", "sidecar")
 
 
 def main() -> NoReturn:
@@ -27,10 +28,13 @@ def main() -> NoReturn:
         # What a parent ignores stays ignored, as nohup wants it.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    arguments: Sequence[str] = sys.argv[1:]
     try:
-        sys.exit(_run(sys.argv[1:]))
+        if arguments[:1] == ["enter"]:
+            arguments = _enter(arguments[1:])
+        sys.exit(_run(arguments))
     except (Interrupted, ShardbootError) as error:
-        _end(error, Log("", as_json=_wants_json(sys.argv[1:], os.environ)))
+        _end(error, _log_of(arguments))
 
 
 def _end(error: ShardbootError | Interrupted, log: Log) -> NoReturn:
@@ -50,10 +54,12 @@ def _end(error: ShardbootError | Interrupted, log: Log) -> NoReturn:
     sys.exit(code)
 
 
-def _wants_json(words: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether JSON was asked for, as far as can be told where settings may not be readable."""
-    pairs = [*words, *map("=".join, pairwise(words))]
-    return "--log-format=json" in pairs or environ.get("SHARDBOOT_LOG_FORMAT") == "json"
+def _log_of(arguments: Sequence[str]) -> Log:
+    """Return where a command tells of what perhaps kept it from parsing its flags."""
+    pairs = [*arguments, *map("=".join, pairwise(arguments))]
+    given = (pair.partition("=")[2] for pair in pairs if pair.startswith("--log-format="))
+    is_daemon = next(iter(arguments), "") in DAEMONS
+    return unchecked_log({"log_format": next(given, None)}, os.environ, is_daemon=is_daemon)
 
 
 def _say(text: str) -> None:
@@ -65,8 +71,6 @@ def _say(text: str) -> None:
 def _run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit status; `serve` returns none."""
     match arguments:
-        case ["enter", *words]:
-            return _run(_enter(words))
         case ["serve", word, *_] if not word.startswith("-"):
             # As an image starts it: no word is ours, so there is nothing to parse, and click, half
             # of what a hit costs, need not be imported.
@@ -85,7 +89,8 @@ def _enter(words: Sequence[str]) -> Sequence[str]:
     if program is not None:
         launch.become(program, arguments, os.environ)
     if near:
-        _say(f"{words[0]!r} is taken for a model's name; if a command was meant, it is {near!r}")
+        text = f"{words[0]!r} is taken for a model's name; if a command was meant, it is {near!r}"
+        _log_of(arguments).line("image.model", text)
     return arguments
 
 
@@ -95,7 +100,7 @@ def serve(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
 
     if is_off(os.environ):
         _keep_out(flags, words)
-    this = new_boot(flags, words, os.environ, reports=True)
+    this = new_boot(flags, words, os.environ, serves=True)
     if this.settings.standby:
         from entrypoint.start import another  # noqa: PLC0415 - the default is exec
         from entrypoint.supervise.supervisor import Supervisor  # noqa: PLC0415
@@ -104,6 +109,8 @@ def serve(flags: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
         this = Supervisor(this, another).run()
     try:
         boot.serve(this)
+    except Interrupted as error:
+        _end(error, this.log)
     except Exception as error:  # noqa: BLE001 - the one guard: a server must not stay down for us
         _survive(error, this)
 
@@ -135,7 +142,7 @@ def _survive(error: Exception, this: Boot) -> NoReturn:
     reason = error.reason if isinstance(error, ShardbootError) else "internal.error"
     if is_final or code in (126, 127) or this.settings.on_failure == "refuse":
         this.status.phase("failed", str(error), reason=reason)
-        if isinstance(error, ShardbootError) and this.log.as_json:
+        if isinstance(error, ShardbootError):
             _end(error, this.log)
         raise error
     if reason == "internal.error":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from entrypoint import config
 from entrypoint.config import SWITCH, Settings
 from entrypoint.errors import ConfigError
-from entrypoint.log import Log
+from entrypoint.log import Log, stderr_log
 from entrypoint.privilege.stepping_down import become_reader, look_after, step_down
 
 if TYPE_CHECKING:
@@ -104,10 +105,19 @@ def read_when_off(
         document = _read_document(environ)
     except ConfigError as error:
         text = f"{error}; switched off, so only flags and variables count"
-        Log("").line(error.reason, text)
+        unchecked_log(flags, environ, is_daemon=True).line(error.reason, text)
     names = ("vllm", "user", "state_dir")
     vllm, user, state_dir = (config.word_of(n, flags, environ, document) for n in names)
     return vllm, user or None, Path(state_dir)
+
+
+def unchecked_log(flags: Mapping[str, Any], environ: Mapping[str, str], *, is_daemon: bool) -> Log:
+    """Return a log in the format that was asked for, whatever is wrong with all settings."""
+    document: Mapping[str, object] = {}
+    with contextlib.suppress(ConfigError):
+        document = _read_document(environ)
+    setting = config.word_of("log_format", flags, environ, document)
+    return stderr_log("", setting, is_daemon=is_daemon)
 
 
 def tighten_umask() -> int:
@@ -118,7 +128,11 @@ def tighten_umask() -> int:
 
 
 def settings_as_user(
-    flags: Mapping[str, Any], environ: MutableMapping[str, str], *, opens_stores: bool = True
+    flags: Mapping[str, Any],
+    environ: MutableMapping[str, str],
+    *,
+    opens_stores: bool = True,
+    is_daemon: bool = False,
 ) -> Settings:
     """Return the settings, as the service user: what root wrote, a server could not read.
 
@@ -127,7 +141,7 @@ def settings_as_user(
     if opens_stores:
         take_credentials(environ)
     settings = read_settings(flags, environ)
-    log = Log("", as_json=settings.log_format == "json")
+    log = stderr_log("", settings.log_format, is_daemon=is_daemon)
     tighten_umask()
     if not opens_stores:
         become_reader(settings, environ)
@@ -144,11 +158,12 @@ def new_boot(
     environ: MutableMapping[str, str],
     *,
     touches_store: bool = True,
-    reports: bool = False,
+    serves: bool = False,
 ) -> Boot:
     """Return the boot that flags and words ask for, root dropped and its environment made ready.
 
-    Only one that `reports` keeps a status. Raises: ConfigError, PrivilegeError, OwnershipError.
+    One that `serves` keeps a status, and has a daemon's log.
+    Raises: ConfigError, PrivilegeError, OwnershipError.
     """
     from entrypoint import boot  # noqa: PLC0415 - what only looks at boots needs none of these
     from entrypoint.assess import Boot  # noqa: PLC0415
@@ -157,27 +172,19 @@ def new_boot(
 
     take_credentials(environ)
     settings = read_settings(flags, environ)
-    log = _new_log(settings, boot.new_boot_id())
+    log = stderr_log(boot.new_boot_id(), settings.log_format, is_daemon=serves)
     umask = tighten_umask()
     step_down(settings, environ, log, touches_store=touches_store)
-    status = Reporter(settings.state_dir if reports else None, log.boot, address(words, None))
+    status = Reporter(settings.state_dir if serves else None, log.boot, address(words, None))
     return Boot(settings, words, dict(environ), log, status, umask)
 
 
 def another(boot: Boot) -> Boot:
-    """Return a boot as this one, with an id, a log and a status of its own."""
+    """Return a boot that serves as this one, with an id, a log and a status of its own."""
     from entrypoint.boot import new_boot_id  # noqa: PLC0415 - it is there by now
     from entrypoint.engine.address import address  # noqa: PLC0415
     from entrypoint.state.reporter import Reporter  # noqa: PLC0415
 
-    log = _new_log(boot.settings, new_boot_id())
+    log = stderr_log(new_boot_id(), boot.settings.log_format, is_daemon=True)
     status = Reporter(boot.settings.state_dir, log.boot, address(boot.words, None))
     return boot._replace(log=log, status=status)
-
-
-def _new_log(settings: Settings, boot: str) -> Log:
-    return Log(
-        boot,
-        as_json=settings.log_format == "json",
-        has_bars=settings.log_format == "auto" and os.isatty(2),
-    )

@@ -158,7 +158,8 @@ OPTIONS: tuple[Option, ...] = (
         "log_format",
         "auto",
         spelling.one_of("auto", "text", "json"),
-        "lines for people, with bars on a terminal (auto), never with bars (text), or JSON lines",
+        "lines for people on a terminal, with bars; elsewhere JSON from serve and sidecar (auto); "
+        "or always lines for people (text), or JSON (json)",
         "auto|text|json",
     ),
     Option(

@@ -208,7 +208,12 @@ def boot(
 
 def events(log: Path) -> Iterator[dict[str, Any]]:
     """Yield what shardboot said in `log`, among vLLM's own lines."""
-    for line in log.read_text(errors="replace").splitlines():
+    return events_in(log.read_text(errors="replace"))
+
+
+def events_in(said: str) -> Iterator[dict[str, Any]]:
+    """Yield what shardboot said, among other lines."""
+    for line in said.splitlines():
         if line.startswith('{"time":'):
             with contextlib.suppress(ValueError):
                 event = json.loads(line)

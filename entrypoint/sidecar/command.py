@@ -27,7 +27,7 @@ def sidecar(ctx: click.Context, /, **flags: Any) -> None:
 
     Runs until a signal ends it.
     """
-    settings = settings_as_user(flags, ctx.obj["environ"])
+    settings = settings_as_user(flags, ctx.obj["environ"], is_daemon=True)
     # Only this command needs a library for metrics, and a server.
     from entrypoint.sidecar import daemon  # noqa: PLC0415
 

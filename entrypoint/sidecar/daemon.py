@@ -15,7 +15,7 @@ from typing import NoReturn, Protocol
 from entrypoint import __version__
 from entrypoint.checkpoint.digest import Json
 from entrypoint.config import Settings
-from entrypoint.log import Log
+from entrypoint.log import stderr_log
 from entrypoint.obstacles import unwritable
 from entrypoint.sidecar import loop
 from entrypoint.sidecar.bearer import token_in
@@ -49,7 +49,7 @@ def run(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
     Raises: ConfigError for a store that is none, or a port that is taken.
     """
     stand_back()
-    log = Log("sidecar", as_json=settings.log_format == "json")
+    log = stderr_log("sidecar", settings.log_format, is_daemon=True)
     node = Node(settings, environ, log)
     hint = threading.Event()
     every = jobs_of(node, hint)

@@ -135,6 +135,8 @@ class House:
             "SHARDBOOT_LOCAL_DIR": str(self.local),
             "SHARDBOOT_STATE_DIR": str(self.state),
             "SHARDBOOT_RESERVE_BYTES": "0",
+            # Most tests read sentences; those of the format itself take this away.
+            "SHARDBOOT_LOG_FORMAT": "text",
         }
         self._running: list[subprocess.Popen[str]] = []
 

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
 
 import pytest
 from blackbox.harness import House
+from blackbox.terminal import shown_by
 
 
 def see(house: House, *words: object) -> str:
     """Pull with a terminal for stderr, and return what it shows."""
-    ours, theirs = pty.openpty()
-    process = house.start(
-        *("pull", "--shared", house.shared, *words, house.model, "-tp", 2), stderr=theirs
-    )
-    os.close(theirs)
-    shown = b""
-    with open(ours, "rb", buffering=0) as terminal:
-        while True:
-            try:
-                piece = terminal.read(4096)
-            except OSError:  # what Linux answers when nobody holds the other end any more
-                break
-            if not piece:
-                break
-            shown += piece
-    assert process.wait(20) == 0
-    return shown.decode()
+    command = ("pull", "--shared", house.shared, *words, house.model, "-tp", 2)
+    status, shown = shown_by(house, *command)
+    assert status == 0, shown
+    return shown
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_switched_on_it_is_there(house: House, word: str) -> None:
 def test_flags_win_over_variables_and_these_over_the_file(house: House) -> None:
     config = house.root / "shardboot.toml"
     config.write_text('on_miss = "refuse"\nlog-format = "json"\n')
-    boot = house.serve(SHARDBOOT_CONFIG_FILE=config)
+    boot = house.serve(SHARDBOOT_CONFIG_FILE=config, SHARDBOOT_LOG_FORMAT=None)
     assert boot.status == 31
     assert boot.stderr.startswith("{")
     boot = house.serve(SHARDBOOT_CONFIG_FILE=config, SHARDBOOT_LOG_FORMAT="text")
@@ -187,7 +187,7 @@ def test_in_an_image_a_slip_in_a_command_is_said_and_then_served_as_a_model(hous
     boot = house.run("enter", "lst", SHARDBOOT="off")
     assert boot.words == ["lst"]
     said = "'lst' is taken for a model's name; if a command was meant, it is 'list'"
-    assert boot.stderr == f"shardboot: {said}\n"
+    assert boot.stderr == f"shardboot: image.model: {said}\n"
 
 
 def test_in_an_image_a_program_takes_the_place_of_ours(house: House) -> None:

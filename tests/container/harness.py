@@ -55,7 +55,7 @@ class Host:
         held = (f"{self.model}:{MODEL}:ro", f"{self.volume}:{DATA}")
         volumes = [word for volume in held for word in ("--volume", volume)]
         return Container(
-            [*surroundings(), *volumes, "--env", "SHARDBOOT_LOG_FORMAT=json", *options],
+            [*surroundings(), *volumes, *options],
             [self.image, *words, MODEL, *FLAGS],
             self.room / f"{self.count}.log",
         )

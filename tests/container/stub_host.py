@@ -83,6 +83,7 @@ class StubHost:
             "PYTHONDONTWRITEBYTECODE": "1",
             "SHARDBOOT_VLLM": f"{HOUSE}/bin/vllm",
             "SHARDBOOT_RESERVE_BYTES": "0",
+            "SHARDBOOT_LOG_FORMAT": "text",
         }
         for name, value in settings.items():
             given += ["--env", f"{name}={value}"]

@@ -20,6 +20,7 @@ from typing import Any, Final
 import pytest
 from blackbox.harness import make_source
 from container.image import PODMAN, ROOT, last_line, limits, make_way, podman
+from serving import events_in
 
 SUITE: Final = "trixie"
 # An interpreter from elsewhere wants some of the libraries of Debian's own; vLLM wants libnuma1.
@@ -219,6 +220,10 @@ class Machine:
 
     def log(self, unit: str = UNIT) -> str:
         return self.run("journalctl", "--no-pager", "--output=cat", f"--unit={unit}")
+
+    def events(self) -> list[str]:
+        """Return what shardboot has said in the server's unit, by its event names."""
+        return [event["event"] for event in events_in(self.log())]
 
     def processes(self, unit: str = UNIT) -> list[int]:
         """Return what runs in the unit, its main process first."""

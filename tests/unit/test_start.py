@@ -66,6 +66,7 @@ def test_switched_off_a_file_that_is_broken_is_said_and_does_not_count(
     if data is not None:
         path.write_bytes(data)
     environ = {"SHARDBOOT_CONFIG_FILE": str(path), "SHARDBOOT_USER": "2000"}
+    environ["SHARDBOOT_LOG_FORMAT"] = "text"
     assert read_when_off({"vllm": "/opt/flag"}, environ)[:2] == ("/opt/flag", "2000")
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"shardboot: config.invalid: {path}: ")

@@ -20,7 +20,7 @@ from juicefs import another_mount, mounted
 from models import fine_tune, make_model
 from processes import Program, run
 from releases import serve
-from serving import FLAGS, environment
+from serving import FLAGS, environment, events
 
 from entrypoint.checkpoint.digest import digest_bytes
 from entrypoint.checkpoint.inspect import read_manifest, verify_deep
@@ -125,9 +125,9 @@ class Host:
             yield self.said(sys.executable, "-c", ASK, str(self.model), PORT)
 
     def has_said(self, name: str, event: str, *texts: str) -> bool:
-        lines = (self.room / f"{name}.log").read_text(errors="replace").splitlines()
-        about = [line for line in lines if line.startswith(f"shardboot: {event}:")]
-        return any(all(text in line for text in texts) for line in about)
+        said = events(self.room / f"{name}.log")
+        about = [str(each["message"]) for each in said if each["event"] == event]
+        return any(all(text in message for text in texts) for message in about)
 
     def wait_for(self, name: str, event: str, *texts: str) -> None:
         log = self.room / f"{name}.log"
