@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 DAEMONS: Final = ("serve", "sidecar")
+"""Commands whose stderr is a log: they run until they are told to end."""
 
 
 def main() -> NoReturn:
@@ -56,10 +57,12 @@ def _end(error: ShardbootError | Interrupted, log: Log) -> NoReturn:
 
 def _log_of(arguments: Sequence[str]) -> Log:
     """Return where a command tells of what perhaps kept it from parsing its flags."""
-    pairs = [*arguments, *map("=".join, pairwise(arguments))]
-    given = (pair.partition("=")[2] for pair in pairs if pair.startswith("--log-format="))
+    flag = "--log-format"
+    given = [word for before, word in pairwise(arguments) if before == flag]
+    given += [each.removeprefix(f"{flag}=") for each in arguments if each.startswith(f"{flag}=")]
     is_daemon = next(iter(arguments), "") in DAEMONS
-    return unchecked_log({"log_format": next(given, None)}, os.environ, is_daemon=is_daemon)
+    flags = {"log_format": given[-1]} if given else {}
+    return unchecked_log(flags, os.environ, is_daemon=is_daemon)
 
 
 def _say(text: str) -> None:
