@@ -7,12 +7,12 @@ call may be repeated: what is so already is left so.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 from rolling.command import Command, StepError, run
+from rolling.reading import split, text_of
 
 STOP_SECONDS: Final = 30
 
@@ -21,7 +21,18 @@ class Host(Protocol):
     """What can be done to an instance, by its name."""
 
     def command(self, name: str, *words: str) -> Command:
-        """Return the command line that runs `shardboot WORD…` on an instance's words."""
+        """Return the command line that runs `shardboot WORD…` on an instance's words.
+
+        One at a time of an instance: what it runs has a name, by which it is found again.
+        """
+        ...
+
+    def is_at_it(self, name: str) -> bool:
+        """Tell whether such a command still runs, even if whoever waited for it was killed."""
+        ...
+
+    def ending(self, name: str) -> Command:
+        """Return the command line that ends such a command, and waits."""
         ...
 
     def is_up(self, name: str) -> bool:
@@ -59,21 +70,32 @@ class Systemd:
     def unit(name: str) -> str:
         return f"shardboot@{name}.service"
 
+    @staticmethod
+    def errand(name: str) -> str:
+        return f"shardboot-checkpoint-{name}.service"
+
     def command(self, name: str, *words: str) -> Command:
         # systemd itself reads the file and splits the words, as it does for the unit, as whose user
         # this runs.
         command = ["systemd-run", "--quiet", "--pipe", "--wait", "--collect"]
-        if user := self._show(name, "User")["User"]:
+        command.append(f"--unit={self.errand(name)}")
+        if user := self._show(self.unit(name), "User")["User"]:
             command.append(f"--uid={user}")
         command += [f"--property=EnvironmentFile={self.directory / name}.env"]
         command += [f"--setenv=PATH={self.program.parent}:/usr/local/bin:/usr/bin:/bin"]
         return Command([*command, str(self.program), *words, "$WORDS"])
 
+    def is_at_it(self, name: str) -> bool:
+        return self._is_active(self.errand(name))
+
+    def ending(self, name: str) -> Command:
+        return Command(["systemctl", "stop", self.errand(name)])
+
     def is_up(self, name: str) -> bool:
-        return self._show(name, "ActiveState")["ActiveState"] not in {"inactive", "failed"}
+        return self._is_active(self.unit(name))
 
     def trouble(self, name: str) -> str:
-        found = self._show(name, "ActiveState", "Result", "NRestarts")
+        found = self._show(self.unit(name), "ActiveState", "Result", "NRestarts")
         if found["ActiveState"] in {"inactive", "failed"}:
             return f"has ended: {found['Result']} (journalctl -u {self.unit(name)})"
         if found["NRestarts"] not in {"", "0"}:
@@ -87,13 +109,17 @@ class Systemd:
         return Command(["systemctl", "stop", self.unit(name)])
 
     def is_enabled(self, name: str) -> bool:
-        return self._show(name, "UnitFileState")["UnitFileState"] == "enabled"
+        return self._show(self.unit(name), "UnitFileState")["UnitFileState"] == "enabled"
 
     def enable(self, name: str, *, yes: bool) -> None:
         run(["systemctl", "enable" if yes else "disable", "--quiet", self.unit(name)])
 
-    def _show(self, name: str, *properties: str) -> dict[str, str]:
-        told = run(["systemctl", "show", f"--property={','.join(properties)}", self.unit(name)])
+    def _is_active(self, unit: str) -> bool:
+        return self._show(unit, "ActiveState")["ActiveState"] not in {"inactive", "failed"}
+
+    @staticmethod
+    def _show(unit: str, *properties: str) -> dict[str, str]:
+        told = run(["systemctl", "show", f"--property={','.join(properties)}", unit])
         found = dict(line.partition("=")[::2] for line in told.splitlines())
         return {each: found.get(each, "") for each in properties}
 
@@ -104,9 +130,18 @@ class Podman:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
+    @staticmethod
+    def errand(name: str) -> str:
+        return f"{name}-checkpoint"
+
     def command(self, name: str, *words: str) -> Command:
-        # What a killed upgrade has left at it makes way.
-        return self._run(name, ["--rm", "--replace", "--name", f"{name}-checkpoint"], words)
+        return self._run(name, ["--rm", "--replace", "--name", self.errand(name)], words)
+
+    def is_at_it(self, name: str) -> bool:
+        return self.is_up(self.errand(name))
+
+    def ending(self, name: str) -> Command:
+        return self.stopping(self.errand(name))
 
     def is_up(self, name: str) -> bool:
         return self._state(name)[0] in {"running", "paused", "stopping"}
@@ -138,8 +173,8 @@ class Podman:
         if missing:
             raise StepError(f"{path}: no line {missing[0]}=…")
         fixed = ["podman", "run", *options, "--env-file", str(path)]
-        more = shlex.split(found.get("PODMAN", ""))
-        served = [found["IMAGE"], *words, *shlex.split(found["WORDS"])]
+        more = split(found.get("PODMAN", ""), f"{path}: PODMAN")
+        served = [found["IMAGE"], *words, *split(found["WORDS"], f"{path}: WORDS")]
         told = [*fixed, "$PODMAN", "$IMAGE", *words, "$WORDS"]
         return Command([*fixed, *more, *served], " ".join(told))
 
@@ -147,8 +182,11 @@ class Podman:
     def _state(name: str) -> tuple[str, int]:
         """Return state and exit status, empty if there is no such container."""
         told = run(["podman", "ps", "--all", "--filter", f"name=^{name}$", "--format", "json"])
-        found = json.loads(told or "[]")
-        return (str(found[0]["State"]), int(found[0]["ExitCode"])) if found else ("", 0)
+        try:
+            found = json.loads(told or "[]")
+            return (str(found[0]["State"]), int(found[0]["ExitCode"])) if found else ("", 0)
+        except (ValueError, TypeError, LookupError):
+            raise StepError(f"podman ps did not say how it is with {name}") from None
 
 
 def variables(path: Path) -> dict[str, str]:
@@ -156,9 +194,6 @@ def variables(path: Path) -> dict[str, str]:
 
     Raises: StepError.
     """
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise StepError(f"{path}: {error.strerror}") from None
+    lines = text_of(path).splitlines()
     found = (line.partition("=") for line in lines if not line.lstrip().startswith("#"))
     return {name.strip(): value for name, _, value in found}

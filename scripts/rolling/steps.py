@@ -62,6 +62,8 @@ class Upgrade:
     def forward(self) -> None:
         """Take all steps. Raises: StepError: at one of them, see `at` and `back`."""
         self.at = "1/4 checkpoint"
+        if self._end_errand():
+            self._say("what an upgrade that was killed had begun was stopped")
         self._make_checkpoint()
         self.at = "2/4 start"
         self._start()
@@ -88,6 +90,7 @@ class Upgrade:
             self.traffic.move(self.old.address)
             self.at = "back"
             self._drain(self.new)
+        self._end_errand()
         was_up = self.host.is_up(self.new.name)
         run(self.host.stopping(self.new.name))
         if self.host.is_enabled(self.new.name) and self.host.is_enabled(self.old.name):
@@ -103,6 +106,8 @@ class Upgrade:
             self._say(f"{new.name} runs already: nothing to do")
         elif self.wishes.checkpoint == "any":
             self._say("whatever the new instance finds")
+        elif self.host.is_at_it(new.name):
+            self._say(f"would run: {self.host.ending(new.name).spelled}, left by a killed upgrade")
         else:
             action, text = self._plan()
             if action != "reuse" and self.wishes.checkpoint == "make":
@@ -133,6 +138,18 @@ class Upgrade:
         if action != "reuse":
             raise StepError(f"{self.new.name} would not start from a checkpoint: {text}")
         self._say(text)
+
+    def _end_errand(self) -> bool:
+        """Stop what is at a checkpoint for the new instance; tell whether anything was."""
+        if not self.host.is_at_it(self.new.name):
+            return False
+        try:
+            run(self.host.ending(self.new.name))
+        except StepError:
+            # Perhaps it has just ended by itself.
+            if self.host.is_at_it(self.new.name):
+                raise
+        return True
 
     def _plan(self) -> tuple[str, str]:
         """Return what the new instance would do, as a word, and as a sentence."""
@@ -176,8 +193,8 @@ class Upgrade:
         self._model = wanted[0]
         if self.wishes.check:
             told = {"URL": server.url, "MODEL": self._model}
-            run(shlex.split(self.wishes.check), environ=told)
-            self._say(f"{self.wishes.check}: all is well")
+            run(self.wishes.check, environ=told)
+            self._say(f"{shlex.join(self.wishes.check)}: all is well")
         else:
             self._say(f"{self._model} answers: {server.complete(self._model)!r}")
 

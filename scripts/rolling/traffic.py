@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from rolling.command import StepError, run
+from rolling.reading import text_of
 
 LINE: Final = "server {address} max_fails=0;\n"
 SERVER: Final = re.compile(r"^\s*server\s+([^\s;]+)", re.MULTILINE)
@@ -97,10 +98,7 @@ class Nginx:
         return {pid: LEAVING in title for pid, title in titles.items() if title.startswith(WORKER)}
 
     def _read(self) -> str:
-        try:
-            return self.file.read_text()
-        except OSError as error:
-            raise StepError(f"{self.file}: {error.strerror}") from None
+        return text_of(self.file)
 
     def _write(self, text: str) -> None:
         """Replace the file in one step; a reader sees one text or the other."""
@@ -142,6 +140,8 @@ class Hook:
 
 def _title(pid: str) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     except OSError:
         return ""

@@ -24,7 +24,7 @@ class Wishes:
     model: str
     """A name that the new instance must serve; empty for all names of the old one."""
 
-    check: str
+    check: list[str]
     """A command that says whether it works, instead of a completion; empty for none."""
 
     front: Server | None

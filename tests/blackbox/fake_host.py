@@ -28,7 +28,10 @@ def main() -> None:
         systemctl(words)
     elif program == "systemd-run":
         (file,) = (w.rpartition("=")[2] for w in words if w.startswith("--property=Environment"))
-        shardboot(words[words.index("/opt/shardboot") + 1], Path(file).stem)
+        (unit,) = (w.rpartition("=")[2] for w in words if w.startswith("--unit="))
+        if lives(read(unit)):
+            sys.exit(f"Unit {unit} was already loaded")
+        shardboot(words[words.index("/opt/shardboot") + 1], Path(file).stem, unit)
     elif program == "podman":
         podman(words)
     elif program == "nginx":
@@ -98,10 +101,11 @@ def podman(words: list[str]) -> None:
             start(name)
             done("start")
         else:
-            shardboot(words[words.index("image:2") + 1], name)
+            errand = words[words.index("--name") + 1]
+            shardboot(words[words.index("image:2") + 1], name, errand)
 
 
-def shardboot(verb: str, name: str) -> None:
+def shardboot(verb: str, name: str, errand: str) -> None:
     is_there = (HOME / "checkpoint").exists()
     if verb == "plan":
         if "plan" in (HOME / "fails").read_text().split():
@@ -112,9 +116,21 @@ def shardboot(verb: str, name: str) -> None:
         print(json.dumps(text))
         return
     act(verb, name)
+    if rules(name).get("endless"):
+        go_on(errand)
     if rules(name).get("makes", True):
         (HOME / "checkpoint").touch()
     done(verb)
+
+
+def go_on(errand: str) -> None:
+    """Be at it until somebody stops it, which whoever ends us does not."""
+    null = subprocess.DEVNULL
+    words = [sys.executable, "-SEc", "import signal; signal.pause()"]
+    process = subprocess.Popen(words, start_new_session=True, stdin=null, stdout=null, stderr=null)
+    write(errand, {"pid": process.pid})
+    process.wait()
+    sys.exit("it was stopped")
 
 
 def nginx(words: list[str]) -> None:

@@ -13,6 +13,10 @@ from blackbox.upgrading import World
 
 STEPS = ["1/4 checkpoint", "2/4 start", "3/4 check", "4/4 move", "4/4 drain", "4/4 stop"]
 ACTS = ("save", "start", "enable", "move", "stop", "disable")
+ENDING = {
+    "systemd": "systemctl stop shardboot-checkpoint-b.service",
+    "podman": "podman stop --ignore --time 30 b-checkpoint",
+}
 MOMENTS = [f"{when} {act}" for act in ACTS for when in ("before", "after")]
 
 
@@ -213,6 +217,78 @@ def test_a_signal_is_a_way_back(number: signal.Signals, world: World) -> None:
     assert world.is_as_before(pid)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_on_the_way_back_is_heard_and_ends_nothing(
+    number: signal.Signals, world: World
+) -> None:
+    pid = world.pid("a")
+    world.rules("a", load=1)
+    process = world.begin()
+    world.wait_for_act(f"move {world.address('b')}")
+    # Unwell, and with a request that holds the way back up.
+    world.rules("b", health=500, load=1)
+    world.wait_for_act(f"move {world.address('a')}")
+    process.send_signal(number)
+    world.rules("b")
+    done = world.finish(process)
+    assert done.status == 1, done.said
+    assert f"signal {int(number)}: heard, " in done.said
+    assert "failed at 4/4 drain: " in done.last
+    assert world.is_as_before(pid)
+
+
+def test_a_save_is_stopped_on_the_way_back(either: World) -> None:
+    pid = either.pid("a")
+    either.rules("b", endless=True)
+    process = either.begin()
+    either.wait_until_it_lives(either.errand)
+    process.send_signal(signal.SIGINT)
+    done = either.finish(process)
+    assert done.status == 1, done.said
+    assert "failed at 1/4 checkpoint: signal 2; " in done.last
+    assert not either.lives(either.errand)
+    assert either.is_as_before(pid)
+
+
+@pytest.mark.parametrize("checkpoint", ["make", "any"])
+def test_a_save_of_a_killed_upgrade_is_stopped_by_the_next_one(
+    checkpoint: str, either: World
+) -> None:
+    either.rules("b", endless=True)
+    process = either.begin()
+    either.wait_until_it_lives(either.errand)
+    process.kill()
+    either.finish(process)
+    assert either.lives(either.errand)
+    assert f"would run: {ENDING[either.kind]}" in either.upgrade("--dry-run").said
+    assert either.lives(either.errand)
+    either.rules("b")
+    done = either.upgrade("--checkpoint", checkpoint)
+    assert done.status == 0, done.said
+    assert "1/4 checkpoint: what an upgrade that was killed had begun was stopped" in done.said
+    assert not either.lives(either.errand)
+    assert either.is_upgraded()
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"# M\xfcnchen", "not UTF-8, at byte "),
+        (b"WORDS=/models/llama 'x", "WORDS: no closing quotation"),
+        (b"PODMAN='", "PODMAN: no closing quotation"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(line: bytes, why: str, tmp_path: Path) -> None:
+    with World(tmp_path / "podman", "podman") as world:
+        pid = world.pid("a")
+        path = world.home / "env" / "b.env"
+        path.write_bytes(path.read_bytes() + line + b"\n")
+        done = world.upgrade()
+        assert done.status == 1
+        assert f"failed at 1/4 checkpoint: {path}: {why}" in done.last
+        assert world.is_as_before(pid)
+
+
 def test_of_two_at_once_one_is_refused(world: World) -> None:
     world.rules("b", health=503)
     process = world.begin()
@@ -254,10 +330,26 @@ def test_what_others_need_is_not_touched(world: World) -> None:
     assert world.pid("a") == pid
 
 
-@pytest.mark.parametrize("words", [("a=1", "b"), ("a=1", "a=2"), ("a=1", "b=1"), ("a=1", "-b=2")])
+@pytest.mark.parametrize(
+    "words", [("a=1", "b"), ("a=1", "a=2"), ("a=1", "b=1"), ("a=1", "-b=2"), ("a=1", "b=65536")]
+)
 def test_words_that_cannot_be_meant_are_refused(words: tuple[str, str], world: World) -> None:
     done = world.finish(world.begin(ends=words))
     assert done.status == 2, done.said
+    assert world.acts == []
+
+
+def test_other_words_that_cannot_be_meant_are_refused_and_named(world: World) -> None:
+    file = world.home / "key"
+    file.write_text("do-not-tell\nthis")
+    key = {"SHARDBOOT_VLLM_API_KEY_FILE": str(file)}
+    for done, why in (
+        (world.upgrade("--check", "'"), "--check: no closing quotation"),
+        (world.upgrade(**key), f"{file}: expected a key that a header can bring"),
+        (world.upgrade("--lock", str(world.home)), f"{world.home}: Is a directory"),
+    ):
+        assert done.status == 2, done.said
+        assert done.last == f"rolling-upgrade: refused: {why}"
     assert world.acts == []
 
 

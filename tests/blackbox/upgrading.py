@@ -83,11 +83,16 @@ class World:
             # What a failed test has left under way.
             with upgrade:
                 upgrade.kill()
-        for name in self.ports:
+        for name in (*self.ports, self.errand):
             if self.lives(name):
                 os.kill(self._unit(name)["pid"], signal.SIGKILL)
         if self._nginx:
             self._nginx.stop()
+
+    @property
+    def errand(self) -> str:
+        """What the host calls the making of NEW's checkpoint."""
+        return "shardboot-checkpoint-b.service" if self.kind == "systemd" else "b-checkpoint"
 
     def rules(self, instance: str, **rules: object) -> None:
         """Say how an instance answers from now on."""
