@@ -41,7 +41,7 @@ class Prefetch:
     def _wanted(self) -> list[Fetch]:
         node, settings = self._node, self._node.settings
         there = node.seen("shared")
-        fetched = {each.content for each in there if self._fetched.when(each.content)}
+        fetched = {each.content for each in there if self._fetched.ever(each.content)}
         wanted = to_fetch(node.seen("local"), there, fetched, settings.prove)
         # Since it was seen to wait: of two hosts' clocks nobody knows which is right.
         since = {each.content: self._since.get(each.content, now()) for each in wanted}

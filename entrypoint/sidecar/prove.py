@@ -14,7 +14,7 @@ from entrypoint.errors import ProofError, ShardbootError
 from entrypoint.log import human_bytes
 from entrypoint.obstacles import unwritable
 from entrypoint.sidecar.choice import to_prove
-from entrypoint.sidecar.done import Done
+from entrypoint.sidecar.done import Done, gone_by
 from entrypoint.sidecar.later import Later, in_turn
 from entrypoint.sidecar.node import Node, now
 from entrypoint.sidecar.view import Seen
@@ -57,7 +57,7 @@ class Prove:
         self._wanted()
 
     def _wanted(self) -> list[Seen]:
-        node, latest = self._node, max(now() - AGAIN_SECONDS, self._asked)
+        node, latest = self._node, max(now() - AGAIN_SECONDS, gone_by(self._asked))
         here = node.seen("local")
         tried = {each.content for each in here if self._tried.when(each.content) > latest}
         wanted = to_prove(here, tried, on_accelerators=node.settings.prove_idle == "yes")

@@ -38,7 +38,7 @@ class Publish:
         if view is None or view.error:
             return []
         here = node.seen("local")
-        published = {each.content for each in here if self._published.when(each.content)}
+        published = {each.content for each in here if self._published.ever(each.content)}
         return to_publish(here, view.seen, os.uname().nodename, published)
 
     def _publish(self, wanted: Seen) -> None:

@@ -18,7 +18,7 @@ from entrypoint.checkpoint.inspect import examine
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import ShardbootError
 from entrypoint.sidecar.choice import to_scrub
-from entrypoint.sidecar.done import Done
+from entrypoint.sidecar.done import Done, gone_by
 from entrypoint.sidecar.node import Node, now
 from entrypoint.sidecar.view import COMPLETE
 from entrypoint.store.look import find_by_name, remember_look
@@ -49,12 +49,14 @@ class Scrub:
         node = self._node
         here = node.seen("local")
         times = {
-            each.digest: max(self._scrubbed.when(each.digest), self._failed.get(each.digest, 0.0))
+            each.digest: max(
+                self._scrubbed.when(each.digest), gone_by(self._failed.get(each.digest, 0.0))
+            )
             for each in here
             if each.digest
         }
         began = now()
-        interval = min(node.settings.scrub_interval, began - self._asked)
+        interval = min(node.settings.scrub_interval, began - gone_by(self._asked))
         chosen = to_scrub(here, times, began, interval)
         if chosen is not None:
             try:

@@ -20,7 +20,7 @@ from entrypoint.log import Log
 from entrypoint.plan import Obstacle
 from entrypoint.sidecar import prove
 from entrypoint.sidecar.choice import to_prove
-from entrypoint.sidecar.node import Node
+from entrypoint.sidecar.node import Node, now
 from entrypoint.sidecar.prove import Prove, words_for
 from entrypoint.sidecar.view import DAMAGED, Seen
 from entrypoint.state.proofs import Proofs
@@ -175,6 +175,20 @@ def test_what_was_tried_is_tried_again_where_somebody_asks(node: Node, vllm: Vll
     with pytest.raises(ProofError):
         list(job.run())
     assert len(vllm.proved) == 2
+
+
+def test_asked_for_by_a_clock_that_was_ahead_it_is_tried_again_and_then_no_more(
+    node: Node, vllm: Vllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm.error = ProofError("rank 0: a tensor differs")
+    job = Prove(node)
+    with monkeypatch.context() as patched:
+        patched.setattr(prove, "now", lambda: now() + 365 * 86400)
+        list(job.run())
+        job.ask()
+    for _ in range(2):
+        list(job.run())
+        assert len(vllm.proved) == 2
 
 
 def test_what_needs_no_proof_or_cannot_have_one_is_left_alone(

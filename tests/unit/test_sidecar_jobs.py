@@ -18,7 +18,7 @@ from entrypoint.sidecar.done import Done
 from entrypoint.sidecar.history import booted, counted
 from entrypoint.sidecar.later import Later, in_turn
 from entrypoint.sidecar.loop import Job
-from entrypoint.sidecar.node import Node
+from entrypoint.sidecar.node import Node, now
 from entrypoint.sidecar.view import (
     COMPLETE,
     Manifests,
@@ -29,6 +29,8 @@ from entrypoint.state.awaited import Awaited
 from entrypoint.state.memory import Memory
 from entrypoint.state.proofs import Proofs
 from entrypoint.store.directory import DirectoryStore
+
+YEAR = 365 * 86400.0
 
 
 @pytest.fixture
@@ -219,6 +221,34 @@ def test_what_was_done_is_known_after_a_restart_and_what_was_put_off_is_not(tmp_
     again = Done(Memory(tmp_path), "scrubbed")
     assert (again.when("x"), again.when("y")) == (5.5, 0.0)
     assert Done(Memory(tmp_path), "prefetched").when("x") == 0.0
+
+
+def test_what_a_clock_that_was_ahead_has_noted_was_done_but_at_no_time(tmp_path: Path) -> None:
+    done = Done(Memory(tmp_path), "scrubbed")
+    done.note("x", now() + YEAR)
+    for known in (done, Done(Memory(tmp_path), "scrubbed")):
+        assert known.when("x") == 0.0
+        assert known.ever("x")
+    done.note("x", time := now())
+    assert done.when("x") == time
+    assert not done.ever("y")
+
+
+def test_a_clock_that_was_ahead_neither_stops_a_scrub_nor_has_it_read_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = make_checkpoint(tmp_path / "local")
+    flags = {"local_dir": str(tmp_path / "local"), "state_dir": str(tmp_path / "state")}
+    node = Node(resolve(flags, {}), {}, Log("sidecar"))
+    node.look()
+    job = scrub.Scrub(node)
+    ahead = now() + YEAR
+    with monkeypatch.context() as patched:
+        patched.setattr(scrub, "now", lambda: ahead)
+        job.ask()
+    Done(node.boot.memory, "scrubbed").note(manifest.digest, ahead)
+    assert list(job.run())
+    assert list(job.run()) == []
 
 
 def read_through(root: Path, rate: int) -> tuple[list[float], tuple[str, ...]]:
