@@ -10,6 +10,7 @@ from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import NotFoundError, OwnershipError, ProofError, RefusedError
 from entrypoint.obstacles import one_of_many
 from entrypoint.plan import in_words
+from entrypoint.state.places import below
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejections
 from entrypoint.store.look import find_by_name
@@ -47,7 +48,7 @@ def prove_here(
             environ=boot.environ,
             resolution=resolution,
             work=work.path,
-            logs=settings.state_dir / "logs",
+            logs=below(settings.state_dir, "logs"),
             timeout=settings.save_timeout,
             say=lambda text: boot.log.line("prove", text),
             on_tick=on_tick,

@@ -27,6 +27,7 @@ from entrypoint.obstacles import proof_needed
 from entrypoint.plan import Action
 from entrypoint.progress import Progress
 from entrypoint.state.ledger import Ledger
+from entrypoint.state.places import below
 from entrypoint.store import lock
 from entrypoint.store.look import manifest_of
 
@@ -235,7 +236,7 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
         resolution=resolution,
         subject=subject_of(assessment),
         memory=boot.memory,
-        log_file=settings.state_dir / "logs" / f"save-{log.boot}.log",
+        log_file=below(settings.state_dir, "logs") / f"save-{log.boot}.log",
         boot=log.boot,
         proof_needed=proof_needed(settings, resolution),
         say=say,

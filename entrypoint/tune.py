@@ -18,6 +18,7 @@ from entrypoint.options import WordsCommand, emit, with_format, with_settings
 from entrypoint.picture import paint, with_plot
 from entrypoint.plan import step
 from entrypoint.start import CONFIG_FILE, DEFAULT_CONFIG_FILE, new_boot
+from entrypoint.state.places import below
 from entrypoint.store import space
 
 KEY: Final = "size-per-file"
@@ -119,7 +120,7 @@ def _measured(boot: Boot, assessment: Assessment, sizes: list[int], runs: int) -
         sizes=sizes,
         runs=runs,
         file_mode=settings.file_mode,
-        log_file=settings.state_dir / "logs" / f"tune-{log.boot}.log",
+        log_file=below(settings.state_dir, "logs") / f"tune-{log.boot}.log",
         timeout=settings.save_timeout,
         say=lambda said: log.line("tune.progress", said),
     )

@@ -27,9 +27,10 @@ from entrypoint.checkpoint.digest import digest_json
 from entrypoint.engine.question import machine
 from entrypoint.errors import ShardbootError
 from entrypoint.privilege import home
+from entrypoint.state.places import Place, below
 from entrypoint.store import lock
 
-CACHES: Final = "caches"
+CACHES: Final[Place] = "caches"
 PLATFORM_DIGITS: Final = 12
 
 CHECKPOINT: Final = ".checkpoint"
@@ -50,7 +51,7 @@ VARIABLES: Final = {
 
 def root_of(state_dir: Path) -> Path:
     """Return the directory that holds the caches of all checkpoints."""
-    return state_dir / CACHES
+    return below(state_dir, CACHES)
 
 
 def platform() -> str:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from entrypoint.privilege.user import User
+    from entrypoint.state.places import Place
 
 NAMES: Final = ("LOGNAME", "USER", "LNAME", "USERNAME")
 """Where getpass.getuser() looks before it asks passwd, and fails where that knows nobody."""
 
-PLACE: Final = "home"
+PLACE: Final[Place] = "home"
 """In the state directory: what stands in for a home that cannot be written."""
 
 

@@ -17,6 +17,7 @@ from typing import Final, get_args
 from entrypoint.errors import OwnershipError
 from entrypoint.privilege.user import ROOT, User
 from entrypoint.state.memory import Subject
+from entrypoint.state.places import Place
 
 _READ: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PASS: Final = _READ | os.O_PATH
@@ -30,9 +31,9 @@ _ALL_MAY_WRITE: Final = stat.S_IWOTH
 
 SUBDIRECTORIES: Final = (
     *(".staging", ".trash", ".pins", ".leases"),
-    *("status", "stops", "rejections", "proofs", "logs", "home"),
-    *("memory", *(f"memory/{subject}" for subject in get_args(Subject))),
-    *("caches", "caches/.staging", "caches/.trash"),
+    *get_args(Place),
+    *(f"memory/{subject}" for subject in get_args(Subject)),
+    *("caches/.staging", "caches/.trash"),
 )
 """What may never be a link: all that is deleted, or made, lies in one of these."""
 

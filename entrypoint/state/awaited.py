@@ -15,6 +15,7 @@ from typing import Final
 from entrypoint import __version__
 from entrypoint.checkpoint.digest import Json
 from entrypoint.state.files import MAX_STATE_BYTES, read_json, write_atomically, write_json
+from entrypoint.state.places import below
 
 MAX_CHECKPOINTS: Final = 16
 """Older ones go: of checkpoints that are gone since."""
@@ -70,13 +71,13 @@ class Awaited:
 
     def _make_room(self) -> None:
         """Delete the oldest, each whole, so that one more is not one too many."""
-        found = list((self.root / "awaited").glob("*"))
+        found = list(below(self.root, "awaited").glob("*"))
         found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for path in found[MAX_CHECKPOINTS - 1 :]:
             shutil.rmtree(path, ignore_errors=True)
 
     def _path(self, content: str) -> Path:
-        return self.root / "awaited" / f"{content}-{__version__}"
+        return below(self.root, "awaited") / f"{content}-{__version__}"
 
     def _rank(self, content: str, rank: int) -> Path:
         return self._path(content) / f"rank-{rank}.json"

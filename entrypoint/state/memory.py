@@ -10,6 +10,7 @@ from typing import Literal
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.state.files import keep_newest, read_json, write_json
+from entrypoint.state.places import below
 
 Deed = Literal["prefetched", "published", "repaired", "scrubbed", "tried"]
 """What the sidecar did with a checkpoint; the answer is when."""
@@ -43,4 +44,4 @@ class Memory:
         return True
 
     def _path(self, subject: Subject, question: str) -> Path:
-        return self.root / "memory" / subject / f"{question}.json"
+        return below(self.root, "memory") / subject / f"{question}.json"

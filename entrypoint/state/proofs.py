@@ -7,6 +7,7 @@ from pathlib import Path
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.state.files import read_json, write_json
+from entrypoint.state.places import below
 
 
 class Proofs:
@@ -27,4 +28,4 @@ class Proofs:
         write_json(path, dict(proof), 0o644)
 
     def _path(self, digest: str) -> Path:
-        return self.root / "proofs" / f"{digest}.json"
+        return below(self.root, "proofs") / f"{digest}.json"

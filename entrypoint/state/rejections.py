@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from entrypoint import __version__
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.state.files import fsync_directory, read_json, write_json
+from entrypoint.state.places import below
 
 KINDS: Final = ("unproved", "unproven", "unfit", "quarantined", "operator")
 """No proof yet; it failed; the loader disagreed; boots failed in a row; a person said so."""
@@ -99,7 +100,7 @@ class Rejections:
         return found
 
     def _path(self, digest: str) -> Path:
-        return self.root / "rejections" / f"{digest}.json"
+        return below(self.root, "rejections") / f"{digest}.json"
 
 
 def on_the_way(key: str) -> str:

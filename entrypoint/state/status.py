@@ -19,6 +19,7 @@ from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.state import process
 from entrypoint.state.files import write_json
+from entrypoint.state.places import below
 
 MAX_FILES: Final = 32
 KEPT_FILES: Final = 16
@@ -187,10 +188,10 @@ def write(root: Path, status: Status) -> None:
 def read_all(root: Path) -> list[Status]:
     """Return all boots that left a status, newest first; what cannot be read is passed over."""
     try:
-        names = [name for name in os.listdir(root / "status") if name.endswith(".json")]
+        names = [name for name in os.listdir(below(root, "status")) if name.endswith(".json")]
     except OSError:
         return []
-    found = (_read(root / "status" / name) for name in names if name[0] != ".")
+    found = (_read(below(root, "status") / name) for name in names if name[0] != ".")
     return sorted((s for s in found if s is not None), key=lambda s: s.started, reverse=True)
 
 
@@ -232,7 +233,7 @@ def forget_oldest(root: Path) -> None:
 
     By use and not by life: the pid of another container's server says nothing here.
     """
-    directory = root / "status"
+    directory = below(root, "status")
     with contextlib.suppress(OSError):
         if len(os.listdir(directory)) <= MAX_FILES:
             return
@@ -242,4 +243,4 @@ def forget_oldest(root: Path) -> None:
 
 
 def _path(root: Path, boot: str) -> Path:
-    return root / "status" / f"{boot}.json"
+    return below(root, "status") / f"{boot}.json"

@@ -9,6 +9,7 @@ from typing import Final
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.state.files import open_kept
+from entrypoint.state.places import below
 
 MAX_UNTOLD: Final = 64
 """One is made at every boot, and matters while that one lives; each costs a hit a stat."""
@@ -22,7 +23,7 @@ def open_note(root: Path, boot: str) -> int | None:
 
     Of the others the oldest go. None where nothing can be kept.
     """
-    directory = root / "stops"
+    directory = below(root, "stops")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _forget_oldest(directory)
@@ -44,7 +45,7 @@ def _forget_oldest(directory: Path) -> None:
 def told(root: Path) -> list[dict[str, Json]]:
     """Return a line as the ledger's, `stopped`, for every boot whose server was told to stop."""
     try:
-        with os.scandir(root / "stops") as files:
+        with os.scandir(below(root, "stops")) as files:
             names = [file.name for file in files if file.stat().st_size > 0]
     except OSError:
         return []

@@ -12,6 +12,7 @@ from entrypoint.assess import Boot
 from entrypoint.checkpoint.digest import digest_json
 from entrypoint.engine.executable import find
 from entrypoint.errors import ShardbootError
+from entrypoint.state.places import below
 from entrypoint.supervise.restart import End
 from entrypoint.supervise.standby import Standby, StandbySeat
 
@@ -107,4 +108,4 @@ class Spare:
 
 def notes_for(state_dir: Path, words: Sequence[str]) -> Path:
     """Return where servers note what they import, by vLLM's first word: the model, as a rule."""
-    return state_dir / "imports" / digest_json(list(words[:1]))[:12]
+    return below(state_dir, "imports") / digest_json(list(words[:1]))[:12]

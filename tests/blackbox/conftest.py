@@ -14,6 +14,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     made = House(tmp_path)
     yield made
     made.close()
+    assert made.strays() == []
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.checkpoint import header
+from entrypoint.privilege.ownership import SUBDIRECTORIES
 from entrypoint.store.directory import DirectoryStore
 
 HERE = Path(__file__).parent
@@ -219,6 +220,11 @@ class House:
             assert ready, f"no {event} within {seconds} s; heard {self._heard!r}"
             self._heard += os.read(self._events, 65_536)
         self._heard = self._heard[found + len(event) + 1 :]
+
+    def strays(self) -> list[str]:
+        """Return the directories below the state directory that nobody looks at for links."""
+        names = [path.name for path in self.state.glob("*") if path.is_dir()]
+        return [name for name in names if name not in SUBDIRECTORIES]
 
     def close(self) -> None:
         os.close(self._events)

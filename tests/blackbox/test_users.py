@@ -180,7 +180,7 @@ def test_links_that_others_have_planted_in_a_shared_directory_lead_root_nowhere(
         os.chown(directory, 4242, 4242)
     for name in (".staging", ".trash", ".pins"):
         (local / name).symlink_to(precious)
-    for name in ("status", "stops", "memory", "rejections", "logs"):
+    for name in ("status", "stops", "memory", "rejections", "logs", "imports", "awaited"):
         (state / name).symlink_to(precious)
     (state / "ledger.jsonl").hardlink_to(precious / "ledger")
     before = snapshot(precious)

@@ -270,7 +270,7 @@ def test_root_that_stays_root_hears_who_decides_what_it_serves(place: Path) -> N
     "name",
     [
         *(".trash", ".staging", "status", "memory", "memory/engines", "memory/prefetched"),
-        *("caches", "caches/.trash"),
+        *("caches", "caches/.trash", "imports", "awaited"),
     ],
 )
 def test_root_that_stays_root_works_beside_no_planted_link(place: Path, name: str) -> None:
