@@ -23,8 +23,8 @@ class Token:
     def is_in(self, authorization: str) -> bool:
         """Tell whether the header `Authorization` brings it, in a time that tells nothing of it."""
         is_bearer = authorization[: len(_SCHEME)].lower() == _SCHEME
-        given = authorization[len(_SCHEME) :].strip() if is_bearer else ""
-        # Headers come as Latin-1 (http.client).
+        # Headers come as Latin-1 (http.client), where bytes of a token may look like blanks.
+        given = authorization[len(_SCHEME) :].strip(" \t") if is_bearer else ""
         return hmac.compare_digest(given.encode("latin-1", "replace"), self._secret)
 
 

@@ -55,7 +55,9 @@ def run(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
     every = jobs_of(node, hint)
     node.metrics.watch(lambda: node.sight, every)
     wishes = Wishes(wishes_of(every, hint), token_in(settings.token_file))
-    listener = Listener(settings.listen, pages_of(node, every), wishes)
+    listener = Listener(
+        settings.listen, pages_of(node, every), wishes, lambda text: log.line("page.failed", text)
+    )
     listener.start()
     names = ", ".join(job.name for job in every)
     log.line("sidecar.listening", f"http://{listener.place}; jobs: {names}")

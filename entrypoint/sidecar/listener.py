@@ -4,6 +4,7 @@
 
 import socket
 import socketserver
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -47,6 +48,14 @@ Pages = Mapping[str, Callable[[], Page]]
 MOST_BODY_BYTES: Final = 64 * 1024
 """Nobody needs to send any."""
 
+MOST_DIGITS: Final = 18
+"""Of a length that can be meant: Python itself reads no number of some thousands."""
+
+FAILED: Final = (
+    b"HTTP/1.0 500 Internal Server Error\r\nContent-Type: text/plain\r\n\r\n"
+    b"this page failed: the sidecar's log says why\n"
+)
+
 
 class Wishes(NamedTuple):
     """What may be asked for, with POST, by whoever brings the token; None lets nobody."""
@@ -67,9 +76,19 @@ class Listener(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, place: Place, pages: Pages, wishes: Wishes = NONE) -> None:
-        """Listen, and answer once told to `start`. Raises: ConfigError where that cannot be."""
+    def __init__(
+        self,
+        place: Place,
+        pages: Pages,
+        wishes: Wishes = NONE,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Listen, and answer once told to `start`; `say` hears of pages that fail.
+
+        Raises: ConfigError where that cannot be.
+        """
         self.pages, self.wishes = pages, wishes
+        self._say, self._said = say, ""
         self._seats = threading.BoundedSemaphore(MOST_AT_ONCE)
         # Who came when, in that order.
         self._came: dict[socket.socket, float] = {}
@@ -130,8 +149,20 @@ class Listener(ThreadingHTTPServer):
         self._came.pop(request, None)
         self._seats.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of who went away before they had their answer."""
+    def handle_error(self, request: Any, _: Any) -> None:
+        """Answer that a page failed, and say so; but nothing of who has gone away before.
+
+        What fails in the same way again is said once: probes come every few seconds.
+        """
+        error = sys.exception()
+        if error is None or isinstance(error, OSError):
+            return
+        if (text := f"{type(error).__name__}: {error}") != self._said:
+            self._said = text
+            self._say(text)
+        # Pages are made before the first byte of an answer.
+        with suppress(OSError):
+            request.sendall(FAILED)
 
 
 def _end(request: socket.socket) -> None:
@@ -151,7 +182,8 @@ class _Asked(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         # Unread, it would have the answer lost where the connection is closed (RFC 9112, 9.6).
         length = self.headers.get("Content-Length", "")
-        self.rfile.read(min(int(length) if length.isdecimal() else 0, MOST_BODY_BYTES))
+        is_length = length.isdecimal() and len(length) <= MOST_DIGITS
+        self.rfile.read(min(int(length) if is_length else 0, MOST_BODY_BYTES))
         wish = self.server.wishes.pages.get(self._where)
         self._give(self._refused() if wish is None else self._unless_a_stranger(wish))
 
@@ -182,7 +214,8 @@ class _Asked(BaseHTTPRequestHandler):
         return Page(f"expected one of: {' '.join(ways)}\n", status=404)
 
     def _give(self, page: Page) -> None:
-        body = page.text.encode()
+        # A name may be of any bytes.
+        body = page.text.encode(errors="replace")
         self.send_response(page.status)
         self.send_header("Content-Type", page.kind)
         self.send_header("Content-Length", str(len(body)))

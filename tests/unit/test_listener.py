@@ -153,6 +153,42 @@ def test_a_body_that_nobody_needs_costs_nobody_the_answer(listener: Listener) ->
     assert asked[0] == 202
 
 
+@pytest.mark.parametrize("last", ["à", "\xc5"])
+def test_a_token_may_end_in_any_letter(last: str) -> None:
+    # Whose bytes, read as Latin-1, are a blank.
+    token = f"{SECRET}{last}"
+    with listening(Token(token)) as listener:
+        sent = f"Bearer {token} ".encode().decode("latin-1")
+        assert ask(listener, "POST", "/scrub", Authorization=sent)[0] == 202
+
+
+def test_a_length_that_is_no_number_of_bytes_is_none(listener: Listener) -> None:
+    headers = {"Content-Length": "9" * 5000, "Authorization": f"Bearer {SECRET}"}
+    asked = ask(listener, "POST", "/scrub", body=b"", **headers)
+    assert asked[0] == 202
+
+
+def test_a_page_that_fails_is_said_once_and_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+
+    def fail() -> Page:
+        raise ValueError("an odd ledger")
+
+    pages = {"/x": lambda: Page("here \udcff\n"), "/odd": fail}
+    made = Listener(Place("127.0.0.1", 0), pages, say=said.append)
+    made.start()
+    for _ in range(2):
+        status, text, _ = ask(made, "GET", "/odd")
+        assert (status, text) == (500, "this page failed: the sidecar's log says why\n")
+    assert said == ["ValueError: an odd ledger"]
+    # What cannot be said in UTF-8 is no failure.
+    assert get(made) == "here ?\n"
+    made.shutdown()
+    made.server_close()
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [("short\n", "16 characters"), ("", "found nothing"), ("two\nlines of text\n", "one line")],
