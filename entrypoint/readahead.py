@@ -35,6 +35,7 @@ class Stretch(NamedTuple):
     path: str
     offset: int
     size: int
+    is_last: bool = False
 
 
 def start(directory: Path, manifest: Manifest, ranks: Sequence[int], heir: int = 0) -> int | None:
@@ -81,7 +82,8 @@ def within(stretches: Iterator[Stretch], limit: int) -> Iterator[Stretch]:
 def _stretches(files: Sequence[tuple[str, int]]) -> Iterator[Stretch]:
     for path, size in files:
         for offset in range(0, size, PIECE_BYTES):
-            yield Stretch(path, offset, min(PIECE_BYTES, size - offset))
+            left = size - offset
+            yield Stretch(path, offset, min(PIECE_BYTES, left), is_last=left <= PIECE_BYTES)
 
 
 def _spread(files: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
@@ -159,3 +161,6 @@ def _read_all(stretches: Iterator[Stretch], parents: Collection[int]) -> None:
             if count == 0:
                 return
             done += count
+        if stretch.is_last:
+            # There may be more files than a process may have open.
+            os.close(opened.pop(stretch.path))

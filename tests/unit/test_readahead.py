@@ -60,18 +60,29 @@ def test_ranks_take_turns_in_the_order_of_their_parts() -> None:
     other = [("b0", MIB)]
     assert list(order([one, other])) == [
         Stretch("a0", 0, PIECE_BYTES),
-        Stretch("b0", 0, MIB),
-        Stretch("a0", PIECE_BYTES, MIB),
-        Stretch("a1", 0, MIB),
+        Stretch("b0", 0, MIB, is_last=True),
+        Stretch("a0", PIECE_BYTES, MIB, is_last=True),
+        Stretch("a1", 0, MIB, is_last=True),
     ]
     assert list(order([])) == []
     assert list(order([[("empty", 0)]])) == []
+    (whole,) = order([[("one piece", PIECE_BYTES)]])
+    assert whole.is_last
 
 
 def test_no_more_is_read_than_there_is_room_for() -> None:
     stretches = [Stretch("a", 0, 10), Stretch("a", 10, 10), Stretch("a", 20, 3)]
     for limit, expected in ((0, 0), (9, 0), (10, 1), (22, 2), (23, 3), (1000, 3)):
         assert list(within(iter(stretches), limit)) == stretches[:expected]
+
+
+def test_no_file_stays_open_behind_the_reader(tmp_path: Path) -> None:
+    files = [(str(tmp_path / str(number)), 3) for number in range(3)]
+    for path, _ in files:
+        Path(path).write_text("abc")
+    before = os.listdir("/proc/self/fd")
+    readahead._read_all(order([files[:2], files[2:]]), [os.getppid()])
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_where_no_process_is_to_be_had_nothing_is_read_ahead(
