@@ -8,6 +8,7 @@ whole, and never over caches that are here.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -119,7 +120,7 @@ def fetch(place: Path, wanted: Wanted, shelf: Shelf, most_bytes: int, reserve: i
         archive.unpack(built.path / ARCHIVE, built, label.entries, label.unpacked)
         with built.writing(CHECKPOINT):
             (built.path / ARCHIVE).unlink()
-        built.write_file(CHECKPOINT, wanted.path.encode())
+        built.write_file(CHECKPOINT, os.fsencode(wanted.path))
         writeback.settle(root)
         with built.writing(""):
             built.path.rename(place)

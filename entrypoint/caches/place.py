@@ -141,7 +141,7 @@ def _open(place: Path, checkpoint: str, environ: Mapping[str, str]) -> int:
         place.parent.mkdir(MODE, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             place.mkdir(MODE)
-            (place / CHECKPOINT).write_text(checkpoint)
+            (place / CHECKPOINT).write_bytes(os.fsencode(checkpoint))
             seed(place / VARIABLES[ROOT_VARIABLE], environ)
         return os.open(place, flags)
 

@@ -93,6 +93,13 @@ def test_what_one_node_has_compiled_another_one_gets(here: Path, there: Path, sh
     assert os.listdir(there.parent / ".staging") == []
 
 
+def test_a_path_that_is_no_utf_8_is_a_path(here: Path, there: Path, shelf: Shelf) -> None:
+    wanted = WANTED._replace(path=os.fsdecode(b"/srv/\xff"))
+    exchange.publish(here, wanted, shelf, MOST)
+    exchange.fetch(there, wanted, shelf, MOST, 0)
+    assert (there / place.CHECKPOINT).read_bytes() == b"/srv/\xff"
+
+
 def test_locks_links_and_what_is_empty_or_half_written_stay_at_home(
     tmp_path: Path, here: Path, there: Path, shelf: Shelf
 ) -> None:

@@ -63,6 +63,12 @@ def test_vllm_gets_all_its_places_in_it(state: Path, where: Path) -> None:
     assert place.give({"PATH": "/bin"}, state, where, PATH) == given
 
 
+def test_a_checkpoint_may_lie_at_a_path_that_is_no_utf_8(state: Path, where: Path) -> None:
+    given = place.give({}, state, where, os.fsdecode(b"/store/\xff/name"))
+    assert given["VLLM_CACHE_ROOT"] == f"{where}/vllm"
+    assert (where / place.CHECKPOINT).read_bytes() == b"/store/\xff/name"
+
+
 def test_a_users_own_choice_stays(state: Path, where: Path) -> None:
     assert not place.is_asked_for({"VLLM_CACHE_ROOT": "/mine"}, state)
     given = place.give({"TRITON_CACHE_DIR": "/mine"}, state, where, PATH)
