@@ -6,6 +6,7 @@ store already is the service user.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Sequence
@@ -147,15 +148,18 @@ def past(boot: Boot, manifest: Manifest) -> Sequence[Entry]:
 
 
 def failures_so_far(action: Action, entries: Sequence[Entry]) -> int:
-    """Return how many boots in a row died on it; none while another server still holds it."""
+    """Return how many boots in a row died on it; none while a server runs that has loaded it."""
     assert action.manifest is not None
-    failures = failures_in_row(
-        entries,
-        action.manifest.digest,
-        process.host_boot(),
-        process.is_alive,
-    )
-    return failures if failures and lock.is_free(Path(str(action.path))) else 0
+    here = process.namespace()
+    is_held = functools.cache(lambda: not lock.is_free(Path(str(action.path))))
+
+    def may_live(pid: Json, start: Json, namespace: Json) -> bool:
+        if here and namespace == here:
+            return process.is_alive(pid, start)
+        # Of another pid namespace only the lock tells, and not of whom.
+        return is_held()
+
+    return failures_in_row(entries, action.manifest.digest, process.host_boot(), may_live)
 
 
 def deep_look(boot: Boot, action: Action) -> Damaged | None:

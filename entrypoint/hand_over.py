@@ -143,6 +143,7 @@ def note(
         "key": key.digest if key else None,
         "pid": server.pid,
         "pid_start": server.start,
+        "pid_namespace": server.namespace,
         "host_boot": server.host_boot,
     }
     if assessment is not None and assessment.resolution is not None:

@@ -56,10 +56,15 @@ class _Attempt:
     def __init__(self, entry: Entry) -> None:
         self.host_boot = str(entry.get("host_boot"))
         self.process = (entry.get("pid"), entry.get("pid_start"))
+        self.namespace = entry.get("pid_namespace")
         self.events: set[str] = set()
 
     def failed(self, survived: frozenset[str]) -> bool:
         return "loading" in self.events and not self.events & (survived | {"stopped"})
+
+    def loaded(self, survived: frozenset[str]) -> bool:
+        """Whether what it served came from the checkpoint, and is sound."""
+        return bool(self.events & survived) and "fell-back" not in self.events
 
     def tells(self, survived: frozenset[str]) -> bool:
         """Whether it came so far that it says something of the weights; a stop before does not."""
@@ -72,13 +77,14 @@ def failures_in_row(
     entries: Iterable[Entry],
     manifest: str,
     host_boot: str,
-    is_alive: Callable[[Json, Json], bool],
+    may_live: Callable[[Json, Json, Json], bool],
 ) -> int:
     """Return how many of the latest attempts to load this manifest failed, one after another.
 
-    Attempts that never came to loading, or are still at it, tell nothing and are passed over; a
-    success, and an `unrejected`, end the row. `entries` are oldest first; `is_alive(pid, start)`
-    is asked only about what would be failures.
+    Attempts that never came to loading, or may still be at it, tell nothing and are passed over; a
+    success, and an `unrejected`, end the row. None where a server has loaded it, and may still run:
+    others that die then do not die of it. `entries` are oldest first; `may_live(pid, start,
+    namespace)` is asked only about what would be failures, and what would excuse them.
     """
     attempts: dict[str, _Attempt] = {}
     for entry in entries:
@@ -96,9 +102,12 @@ def failures_in_row(
     count = 0
     for attempt in reversed(attempts.values()):
         if attempt.failed(survived) and attempt.host_boot == host_boot:
-            count += not is_alive(*attempt.process)
+            count += not may_live(*attempt.process, attempt.namespace)
         elif attempt.tells(survived):
             break
+    here = (each for each in attempts.values() if each.host_boot == host_boot)
+    if count and any(a.loaded(survived) and may_live(*a.process, a.namespace) for a in here):
+        return 0
     return count
 
 

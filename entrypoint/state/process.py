@@ -29,6 +29,14 @@ def host_boot() -> str:
         return ""
 
 
+def namespace() -> str:
+    """Return the kernel's name for the pid namespace that we are in; "" where that is hidden."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
 def started(pid: int) -> int | None:
     """Return when a process started, in clock ticks since the host booted; None if none runs."""
     look = _look(pid)

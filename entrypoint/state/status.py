@@ -87,23 +87,16 @@ class Server(NamedTuple):
     @classmethod
     def of(cls, pid: int) -> "Server":
         """Return a process of this container."""
-        return cls(pid, process.started(pid) or 0, _namespace(), process.host_boot())
+        return cls(pid, process.started(pid) or 0, process.namespace(), process.host_boot())
 
     @property
     def life(self) -> Life:
         """Whether it still runs; `elsewhere` where its pid is another container's."""
         if self.host_boot != process.host_boot():
             return "gone"
-        if self.namespace != _namespace():
+        if self.namespace != process.namespace():
             return "elsewhere"
         return "here" if process.is_alive(self.pid, self.start) else "gone"
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
 
 
 class Status(NamedTuple):

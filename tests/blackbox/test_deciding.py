@@ -342,6 +342,27 @@ def test_boots_that_died_while_loading_quarantine_unless_they_were_told_to_stop(
     assert found["reason"] == reason
 
 
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [(["loading"], "local.quarantined"), (["loading", "loaded"], "local.hit")],
+)
+def test_a_server_that_holds_a_checkpoint_excuses_others_only_once_it_has_loaded_it(
+    house: House, events: list[str], reason: str
+) -> None:
+    house.serve()
+    house.rules(serve={"stay": True})
+    beside = house.start("serve", house.model, "-tp", 2)
+    house.wait_for("staying")
+    for event in events:
+        about = {"boot": house.attempts[-1]["boot"], "event": event}
+        assert Ledger(house.state).append(about)
+    house.rules()
+    three_die_loading(house)
+    assert house.plan()["reason"] == reason
+    house.finish(beside)
+    assert house.plan()["reason"] == "local.quarantined"
+
+
 def three_die_loading(house: House, *, told: bool = False) -> None:
     before = len(house.attempts)
     for _ in range(3):

@@ -37,7 +37,7 @@ def ledger(*boots: tuple[str, ...], host_boot: str = "h1") -> list[dict[str, Jso
     return entries
 
 
-def dead(_pid: Json, _start: Json) -> bool:
+def dead(*_: Json) -> bool:
     return False
 
 
@@ -150,8 +150,28 @@ def test_a_boot_that_is_still_loading_has_not_failed_whatever_a_lock_says() -> N
     entries = ledger(FAILED, FAILED, FAILED)
     for number, entry in enumerate(e for e in entries if e["event"] == "attempt"):
         entry |= {"pid": 100 + number, "pid_start": 7}
-    assert failures_in_row(entries, "m", "h1", lambda pid, start: (pid, start) == (102, 7)) == 2
-    assert failures_in_row(entries, "m", "h1", lambda pid, start: (pid, start) == (102, 8)) == 3
+    assert failures_in_row(entries, "m", "h1", lambda *one: one[:2] == (102, 7)) == 2
+    assert failures_in_row(entries, "m", "h1", lambda *one: one[:2] == (102, 8)) == 3
+
+
+@pytest.mark.parametrize(
+    ("oldest", "alive", "expected"),
+    [
+        pytest.param(SERVED, True, 0, id="it has loaded, and runs"),
+        pytest.param(SERVED, False, 3, id="it has loaded, and runs no more"),
+        pytest.param(FAILED, True, 3, id="it is still loading"),
+        pytest.param(FELL_BACK, True, 3, id="it runs, and serves the source"),
+        pytest.param(STOPPED, True, 3, id="it was told to stop"),
+    ],
+)
+def test_what_another_server_has_loaded_is_no_reason_to_die(
+    oldest: tuple[str, ...], alive: bool, expected: int
+) -> None:
+    entries = ledger(oldest, FAILED, FAILED, FAILED)
+    entries[0] |= {"pid": 100, "pid_start": 7, "pid_namespace": "n"}
+    assert (
+        failures_in_row(entries, "m", "h1", lambda *one: alive and one == (100, 7, "n")) == expected
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from entrypoint.config import resolve
 from entrypoint.engine.executable import Executable
 from entrypoint.log import Log
 from entrypoint.model.source import SourceView
-from entrypoint.plan import Situation
-from entrypoint.state import reporter, status
+from entrypoint.plan import Action, Situation
+from entrypoint.state import process, reporter, status
+from entrypoint.state.attempts import Entry
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.memory import Memory
 from entrypoint.state.reporter import Reporter
 from entrypoint.state.status import Address
+from entrypoint.store import lock
 from entrypoint.store.directory import DirectoryStore
 
 
@@ -117,6 +121,38 @@ def test_a_hit_reads_the_ledger_once(
     action, _, _ = boot.settle(a_boot(tmp_path), assessed(local, complete, Absent("not looked at")))
     assert action.reason == "local.hit"
     assert len(read) == 1
+
+
+HERE, ELSEWHERE = process.namespace(), "pid:[1]"
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "is_held", "expected"),
+    [
+        pytest.param([HERE] * 3, False, 3, id="of this namespace"),
+        pytest.param([HERE] * 3, True, 3, id="that die beside others who die, too"),
+        pytest.param([ELSEWHERE] * 3, False, 3, id="of another namespace, and nobody holds it"),
+        pytest.param([ELSEWHERE] * 3, True, 0, id="of another namespace, and one may hold it"),
+        pytest.param([None] * 3, True, 0, id="as older versions noted them"),
+        pytest.param([HERE, ELSEWHERE, HERE], True, 2, id="of both"),
+    ],
+)
+def test_only_what_may_still_be_loading_is_excused_by_the_lock(
+    complete: Complete, namespaces: list[str | None], is_held: bool, expected: int
+) -> None:
+    digest, entries = complete.manifest.digest, list[Entry]()
+    for number, namespace in enumerate(namespaces):
+        attempt = {"boot": str(number), "event": "attempt", "manifest": digest}
+        # A pid that there was, at a time when it was not.
+        ended = {"pid": os.getpid(), "pid_start": 1, "pid_namespace": namespace}
+        entries += [{**attempt, **ended, "host_boot": process.host_boot()}]
+        entries += [{"boot": str(number), "event": "loading"}]
+    action = Action("reuse", "local.hit", "", manifest=complete.manifest, path=complete.path)
+    with ExitStack() as stack:
+        if is_held:
+            descriptor = lock.hold_manifest(Path(complete.path), digest)
+            stack.callback(lock.give_back, descriptor)
+        assert boot.failures_so_far(action, entries) == expected
 
 
 @pytest.mark.parametrize("named", ["tiny", None])
