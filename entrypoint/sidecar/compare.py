@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,8 +25,7 @@ class Row(NamedTuple):
 def rows(local: Sequence[Seen], shared: Sequence[Seen]) -> list[Row]:
     """Return all checkpoints, newest first; one that lies in both stores is one row."""
     running = [each for each in local if each.running]
-    here = {_identity(each): each for each in local}
-    there = {_identity(each): each for each in shared}
+    here, there = _by_identity(local), _by_identity(shared)
     found = [
         Row(one, here.get(identity), there.get(identity), differs(one, running))
         for identity, one in (there | here).items()
@@ -33,9 +33,19 @@ def rows(local: Sequence[Seen], shared: Sequence[Seen]) -> list[Row]:
     return sorted(found, key=lambda row: (row.one.created, row.one.name), reverse=True)
 
 
-def _identity(seen: Seen) -> str:
-    """Return what two looks at the same bytes have in common; of unreadable ones only a name."""
-    return seen.content or f"named {seen.name}"
+def _by_identity(store: Sequence[Seen]) -> dict[tuple[str, int], Seen]:
+    """Return each by what it has in common with the same bytes in another store.
+
+    Of unreadable ones only a name is known. The same bytes twice, as without a proof and with it,
+    are told apart by their order.
+    """
+    found: dict[tuple[str, int], Seen] = {}
+    times: Counter[str] = Counter()
+    for each in store:
+        identity = each.content or f"named {each.name}"
+        found[identity, times[identity]] = each
+        times[identity] += 1
+    return found
 
 
 def differs(seen: Seen, running: Sequence[Seen]) -> str:

@@ -151,6 +151,15 @@ def test_what_lies_in_both_stores_is_one_row_and_the_newest_is_the_first() -> No
     ]
 
 
+def test_what_lies_twice_in_one_store_is_two_rows() -> None:
+    proved = RUNS._replace(name="runs-g2", proved=True, sealed=True)
+    found = rows([RUNS], [proved, RUNS])
+    assert [(row.one.name, row.here, row.there) for row in found] == [
+        ("runs", RUNS, proved),
+        ("runs", None, RUNS),
+    ]
+
+
 def test_what_needs_a_look_is_said_first_and_only_then() -> None:
     fine = told_by(page("h", sight([RUNS], [RUNS]), [], NOW))
     assert "Needs a look" not in fine
