@@ -45,7 +45,7 @@ def unproved(settings: Settings, resolution: Resolution, manifest: Manifest) -> 
     needed = proof_needed(settings, resolution)
     if not needed or manifest.proof:
         return ""
-    is_proved = resolution.nnodes == 1 and Proofs(settings.state_dir).find(manifest.content)
+    is_proved = resolution.nnodes == 1 and Proofs(settings.state_dir).find(manifest)
     return "" if is_proved else needed
 
 

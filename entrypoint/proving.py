@@ -62,7 +62,7 @@ def prove_here(
     rejections = Rejections(settings.state_dir)
     earlier = rejections.find(manifest.content)
     try:
-        Proofs(settings.state_dir).add(manifest.content, proof)
+        Proofs(settings.state_dir).add(manifest, proof)
         if earlier is not None and earlier.kind == "unproven":
             rejections.remove(manifest.content)
     except OSError as error:

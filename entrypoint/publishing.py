@@ -11,12 +11,13 @@ from pathlib import Path
 
 from entrypoint.assess import Assessment, Boot, answers
 from entrypoint.checkpoint.digest import digest_file
-from entrypoint.checkpoint.manifest import Manifest
-from entrypoint.errors import ConfigError, DamagedError, NotFoundError, StoreError
+from entrypoint.checkpoint.manifest import Manifest, decode
+from entrypoint.errors import ConfigError, DamagedError, ManifestError, NotFoundError, StoreError
 from entrypoint.log import human_bytes
 from entrypoint.obstacles import proof_needed
 from entrypoint.plan import decide
 from entrypoint.progress import Progress
+from entrypoint.state.proofs import Proofs
 from entrypoint.store.base import CheckpointStaging, CheckpointStore
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import remember_look
@@ -68,9 +69,10 @@ def publish(
 ) -> Manifest:
     """Copy a checkpoint to a store of many nodes, where theirs are never evicted.
 
-    One that is found damaged on the way is known to be so from then on.
-    Raises: NotFoundError where only some ranks are here; StoreError; SpaceError; StagingError;
-    DamagedError.
+    A proof that was made here goes along, in the manifest that is published; the one here stays as
+    it is. A checkpoint that is found damaged on the way is known to be so from then on.
+    Raises: NotFoundError where only some ranks are here, or as `_sealed`; StoreError; SpaceError;
+    StagingError; DamagedError.
     """
     from entrypoint.store import space  # noqa: PLC0415 - a hit pushes nothing
 
@@ -83,12 +85,15 @@ def publish(
         raise StoreError(f"{target.where} does not answer")
     if isinstance(target, DirectoryStore) and not _takes_names(target.root):
         raise StoreError(f"{target.where}: uid {os.geteuid()} may not write there")
+    there = _sealed(boot, manifest)
+    if there is not manifest:
+        boot.log.line("push.proof", f"{manifest.name}: goes with the proof that was made here")
     with target.stage(manifest.name, manifest.content) as staging:
         if isinstance(target, DirectoryStore):
             needed = manifest.size - staging.room_taken(manifest.files)
             space.require_room(target.root, needed, space.Limits(boot.settings.reserve_bytes))
         try:
-            return transport(boot, source, staging, manifest, ranks, "push", target.where)
+            return transport(boot, source, staging, there, ranks, "push", target.where)
         except DamagedError as error:
             _know_damage(boot, source.path(manifest.name), manifest, error.file)
             raise
@@ -116,23 +121,35 @@ def _takes_names(root: Path) -> bool:
     return not os.path.isdir(root) or os.access(root, os.W_OK | os.X_OK)
 
 
-def _require_sealed(manifest: Manifest, needed: str) -> None:
-    """Refuse one whose proof would not go with it. Raises: NotFoundError."""
-    if manifest.proof is None:
-        msg = f"{manifest.name} must be proved ({needed}), and its manifest holds no proof"
-        raise NotFoundError(msg, hint="no other node would serve it; `shardboot save` makes one")
+def _sealed(boot: Boot, manifest: Manifest) -> Manifest:
+    """Return the same checkpoint with the proof that this node keeps of it, for others to see.
+
+    Where it keeps none, that is the manifest as it is.
+    Raises: NotFoundError where what is kept is no proof of it, or too large for a manifest.
+    """
+    if manifest.proof:
+        return manifest
+    try:
+        proof = Proofs(boot.settings.state_dir).read(manifest)
+        return manifest if proof is None else decode(manifest._replace(proof=proof).encode())
+    except ManifestError as error:
+        msg = f"{manifest.name}: what is kept as its proof cannot go along: {error}"
+        raise NotFoundError(msg, hint="`shardboot prove` makes another") from None
 
 
 def wanted_checkpoint(boot: Boot, assessment: Assessment) -> Manifest:
     """Return the local checkpoint that fits, and may be pushed.
 
-    Raises: NotFoundError saying what there is, or that its proof would not go with it.
+    Raises: NotFoundError saying what there is, or that no proof would go with it.
     """
     action = decide(assessment.situation, boot.policy)
     if action.kind == "reuse" and action.manifest is not None:
         assert assessment.resolution is not None
-        if needed := proof_needed(boot.settings, assessment.resolution):
-            _require_sealed(action.manifest, needed)
+        needed = proof_needed(boot.settings, assessment.resolution)
+        if needed and not _sealed(boot, action.manifest).proof:
+            msg = f"{action.manifest.name} must be proved ({needed}), and was not yet"
+            hint = "no other node would serve it; a boot proves it, or `shardboot prove`"
+            raise NotFoundError(msg, hint=hint)
         return action.manifest
     msg = f"no local checkpoint fits: {action.text}"
     raise NotFoundError(msg, hint="`shardboot save` makes one")

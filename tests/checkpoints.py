@@ -16,6 +16,7 @@ from entrypoint.checkpoint.index import TensorEntry
 from entrypoint.checkpoint.key import FORMAT, Key
 from entrypoint.checkpoint.layout import layout_of
 from entrypoint.checkpoint.manifest import Manifest, Source
+from entrypoint.checkpoint.proof import Item, summary
 from entrypoint.store.staging import Staging, begin
 
 CLOCK_REALTIME_COARSE = 5
@@ -165,6 +166,12 @@ def shards(
         rank=rank, files=tuple(files), tensors=tuple(entries), decisions={"tied": False}, seconds=1
     )
     return fragment, blobs
+
+
+def proof_of(manifest: Manifest) -> dict[str, Json]:
+    """Return what is kept of a proof that held."""
+    evidence = {"rank 0 before lm_head.weight": Item(manifest.content)}
+    return summary(evidence, controlled=False, vllm=manifest.key.vllm, plugin="0.1.0")
 
 
 def outlive_ctime(path: Path) -> None:

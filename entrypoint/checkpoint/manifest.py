@@ -87,12 +87,13 @@ class Manifest(_Fields):
 
     @cached_property
     def content(self) -> str:
-        """BLAKE3 of all but the name: what proofs and rejections go by, in every store.
+        """BLAKE3 of all but name and proof: what proofs and rejections go by, in every store.
 
-        A copy may have to take the next generation's name, and is still the same checkpoint.
+        A copy may have to take the next generation's name, or bring a proof that was made later,
+        and is still the same checkpoint.
         """
         document = self.to_json()
-        del document["name"]
+        del document["name"], document["proof"]
         return digest_json(document)
 
     @property

@@ -123,22 +123,30 @@ def to_publish(
 ) -> list[Seen]:
     """Return the saves of this host that the shared store lacks, and that may be served.
 
-    Of each family the newest alone, whole, and with its proof, or loaded by a boot that asked for
-    none. One that was proved on this node only would be served by no other, and stand in the way of
-    theirs. What was `published` once, and is not there any more, somebody has taken away.
+    Of each family the newest alone, whole, and with a proof, which goes along, or loaded by a boot
+    that asked for none. What was `published` once, and is not there any more, somebody has taken
+    away.
     """
-    there = {each.key for each in shared if each.state == COMPLETE}
+    there = [each for each in shared if each.state == COMPLETE]
     found = []
     for _, here in _families(local):
         sound = [each for each in here if each.state == COMPLETE]
         newest = max(sound, key=_age, default=None)
         if newest is None or newest.host != host or len(newest.ranks) < newest.world:
             continue
-        if newest.key in there or newest.content in published:
+        if newest.content in published or any(_stands_for(each, newest) for each in there):
             continue
-        if newest.sealed or (newest.loaded and not newest.proved):
+        if newest.proved or newest.loaded:
             found.append(newest)
     return found
+
+
+def _stands_for(other: Seen, newest: Seen) -> bool:
+    """Tell whether other nodes are served as well by one that the shared store has.
+
+    Without a proof of its own it would be of no use to those that ask for one.
+    """
+    return other.key == newest.key and (other.sealed or not newest.proved)
 
 
 def to_prove(local: Sequence[Seen], tried: Collection[str], *, on_accelerators: bool) -> list[Seen]:

@@ -39,9 +39,8 @@ class Seen(NamedTuple):
     the model's word; `created` is when it was saved, in seconds since 1970, and `host` where;
     `made_by` are vLLM's version and our format. `ranks` of `world`
     are those that lie there. `served` and `loaded` are what boots of this node did with it;
-    `proved` is whether there is a proof, and `sealed` whether it lies in the manifest, so that it
-    goes with it wherever it is copied. `running` is whether somebody uses it, or may: its lock is
-    not to be had.
+    `proved` is whether there is a proof, and `sealed` whether it lies in the manifest, where other
+    nodes see it as well. `running` is whether somebody uses it, or may: its lock is not to be had.
     """
 
     name: str
@@ -197,7 +196,7 @@ def _seen(facts: Seen, manifest: Manifest, ranks: tuple[int, ...], memory: Memor
         bytes=manifest.size_for(ranks),
         files=len(manifest.files_for(ranks)),
         ranks=ranks,
-        proved=bool(manifest.proof or Proofs(memory.root).find(manifest.content)),
+        proved=bool(manifest.proof or Proofs(memory.root).find(manifest)),
     )
 
 

@@ -57,7 +57,7 @@ class InPlace:
         _, _, rank = compat.tp_pp_rank()
         content = manifest.content
         told = self.awaited.find(content, rank)
-        if told is None and self.proofs.find(content) is not None:
+        if told is None and self.proofs.find(manifest) is not None:
             # Another replica in this server was first.
             return
         try:
@@ -111,7 +111,7 @@ class InPlace:
             for rank in manifest.layout.ranks:
                 source |= _read(self.awaited.find(content, rank))
             kept = proof.summary(source, controlled=False, vllm=vllm, plugin=plugin)
-            self.proofs.add(content, kept | {"in_place": True})
+            self.proofs.add(manifest, kept | {"in_place": True})
             self.awaited.drop(content)
 
 

@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blackbox.harness import House, staged
-from checkpoints import TENSORS, make_key, shards
+from blackbox.harness import House, snapshot, staged
+from blackbox.sidecars import sidecar
+from blackbox.watching import note
+from checkpoints import TENSORS, make_key, proof_of, shards
 from store_contract import deep_verify
 
 from entrypoint.checkpoint.fragment import fragment_name
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.checkpoint.proof import rank_evidence_name
+from entrypoint.state.awaited import Awaited
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejections, on_the_way
+from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import manifest_of
 from entrypoint.store.order import ORDER
 
@@ -88,29 +93,108 @@ def test_what_the_ranks_have_written_is_committed_and_the_next_boot_serves_it(
     assert house.calls == ["resolve", "serve", "serve"]
 
 
-def test_what_must_be_proved_is_proved_as_it_is_loaded_and_never_sent_before(
-    house: House,
-) -> None:
+def tee_a_moe(house: House) -> Manifest:
+    """Save on the way what must be proved; return it as it waits for its proof."""
     house.rules(resolve={"change": {"kind": {"moe": True}}})
     staging = Path(house.serve(**TEE).loader["staging"])
     assert json.loads((staging / ORDER).read_text())["record"] is True
     write_ranks(staging)
     for rank in (0, 1):
         (staging / rank_evidence_name("source", rank)).write_text("{}")
-    name = finish(house, staging)["name"]
+    return manifest_of(house.store, finish(house, staging)["name"])
+
+
+def prove(house: House, manifest: Manifest) -> None:
+    """Leave what the ranks of a server leave once they agree that it is proved."""
+    Proofs(house.state).add(manifest, proof_of(manifest))
+    Awaited(house.state).drop(manifest.content)
+
+
+def elsewhere(house: House) -> dict[str, object]:
+    """Return the settings of another node that sees the same shared store."""
+    return {
+        "SHARDBOOT_LOCAL_DIR": house.root / "local elsewhere",
+        "SHARDBOOT_STATE_DIR": house.root / "state elsewhere",
+        "SHARDBOOT_SHARED": house.shared,
+    }
+
+
+def test_what_must_be_proved_is_proved_as_it_is_loaded_and_not_sent_before(
+    house: House,
+) -> None:
+    made = tee_a_moe(house)
     second = house.serve(**TEE)
     assert second.events[-2:] == ["prove", "local.hit"]
     assert second.loader["prove"] is True
     pushed = house.run("push", "--shared", house.shared, house.model, "-tp", 2)
     assert pushed.status == 31
-    assert "its manifest holds no proof" in pushed.stderr
-    Proofs(house.state).add(manifest_of(house.store, name).content, {"items": 1})
-    # Of this node alone: no other would serve it, and it would stand in the way of theirs.
-    assert house.run("push", "--shared", house.shared, house.model, "-tp", 2).status == 31
+    assert "must be proved" in pushed.stderr
+    assert not list(house.shared.iterdir())
+    prove(house, made)
     third = house.serve(**TEE)
     assert third.events[-1:] == ["local.hit"]
     assert "prove" not in third.events
     assert "prove" not in third.loader
+
+
+def test_a_proof_made_here_goes_along_and_no_other_node_makes_it_again(house: House) -> None:
+    made = tee_a_moe(house)
+    prove(house, made)
+    before = snapshot(house.local)
+    pushed = house.run("push", "--shared", house.shared, house.model, "-tp", 2)
+    assert pushed.status == 0
+    assert f"push.proof: {made.name}" in pushed.stderr
+    assert snapshot(house.local) == before
+    there = manifest_of(DirectoryStore(house.shared), made.name)
+    assert there == made._replace(proof=proof_of(made))
+    for words in ((), ("--nnodes", "2")):
+        plan = house.plan(*words, **elsewhere(house))
+        assert (plan["action"], plan["reason"]) == ("copy", "shared.hit")
+    boot = house.serve(**elsewhere(house))
+    assert boot.events[-1:] == ["local.hit"]
+    assert "prove" not in boot.loader
+    assert house.calls.count("save") == 0
+
+
+def test_a_proof_that_is_none_goes_nowhere(house: House) -> None:
+    made = tee_a_moe(house)
+    Proofs(house.state).add(made, {"items": 1})
+    pushed = house.run("push", "--shared", house.shared, house.model, "-tp", 2)
+    assert pushed.status == 31
+    assert "what is kept as its proof cannot go along: proof.controlled: missing" in pushed.stderr
+    assert not list(house.shared.iterdir())
+
+
+def test_a_sidecar_publishes_what_was_saved_on_the_way_once_it_is_proved(house: House) -> None:
+    made = tee_a_moe(house)
+    house.serve(**TEE)
+    note(house, "loaded")
+    rounds = 'shardboot_job_runs_total{job="publish"}'
+    with sidecar(house, "--publish", "--scrub-interval", "never") as running:
+        running.wait_until(rounds, running.wait_until(rounds, 1)[rounds] + 2)
+        assert "push" not in running.said
+        prove(house, made)
+        running.wait_for("push.proof")
+        running.wait_for("push.done")
+        found = running.metrics()
+        found = running.wait_until(rounds, found[rounds] + 3)
+        assert found["shardboot_published_checkpoints_total"] == 1
+    assert house.plan(**elsewhere(house))["reason"] == "shared.hit"
+
+
+def test_a_sidecar_publishes_what_needs_no_proof_once_it_was_loaded(house: House) -> None:
+    staging = Path(house.serve(**TEE).loader["staging"])
+    write_ranks(staging)
+    name = finish(house, staging)["name"]
+    rounds = 'shardboot_job_runs_total{job="publish"}'
+    with sidecar(house, "--publish", "--scrub-interval", "never") as running:
+        running.wait_until(rounds, running.wait_until(rounds, 1)[rounds] + 2)
+        assert "push" not in running.said
+        house.serve(**TEE)
+        note(house, "loaded")
+        assert f"{name} committed in {house.shared}" in running.wait_for("push.done")
+        assert "push.proof" not in running.said
+    assert house.plan(**elsewhere(house))["reason"] == "shared.hit"
 
 
 def test_without_what_its_source_gave_nothing_that_must_be_proved_is_committed(
@@ -125,12 +209,7 @@ def test_without_what_its_source_gave_nothing_that_must_be_proved_is_committed(
 
 
 def test_what_waits_for_its_proof_is_served_only_beside_what_its_source_gave(house: House) -> None:
-    house.rules(resolve={"change": {"kind": {"moe": True}}})
-    staging = Path(house.serve(**TEE).loader["staging"])
-    write_ranks(staging)
-    for rank in (0, 1):
-        (staging / rank_evidence_name("source", rank)).write_text("{}")
-    finish(house, staging)
+    tee_a_moe(house)
     # As on a node to which somebody has copied the directory.
     shutil.rmtree(house.state / "awaited")
     plan = house.plan(**TEE)
@@ -138,12 +217,7 @@ def test_what_waits_for_its_proof_is_served_only_beside_what_its_source_gave(hou
 
 
 def test_what_waits_for_its_proof_is_refused_where_it_is_the_model_itself(house: House) -> None:
-    house.rules(resolve={"change": {"kind": {"moe": True}}})
-    staging = Path(house.serve(**TEE).loader["staging"])
-    write_ranks(staging)
-    for rank in (0, 1):
-        (staging / rank_evidence_name("source", rank)).write_text("{}")
-    name = finish(house, staging)["name"]
+    name = tee_a_moe(house).name
     assert house.plan(**TEE)["reason"] == "local.hit"
     plan = house.run("plan", "--format", "json", house.store.root / name, "-tp", 2).json
     assert plan["action"] == "refuse"

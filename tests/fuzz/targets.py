@@ -202,14 +202,15 @@ def read_key(room: Room, data: bytes) -> bool:
 def read_state(room: Room, data: bytes) -> bool:
     """Read the state directory, whose files may be torn, or edited: it never complains."""
     state = room.root / "state"
-    for name in ("ledger.jsonl", "rejections/d.json", "proofs/d.json"):
+    proof = f"proofs/{room.manifest.content}.json"
+    for name in ("ledger.jsonl", "rejections/d.json", proof):
         room.write(f"state/{name}", data)
     entries = list(Ledger(state).entries())
     for some in (entries, Ledger(state).recent_about("manifest")):
         assert failures_in_row(some, "manifest", "host", lambda *one: is_alive(*one[:2])) >= 0
-    read_json(state / "proofs" / "d.json")
+    read_json(state / proof)
     Rejections(state).find("d")
-    Proofs(state).find("d")
+    Proofs(state).find(room.manifest)
     held = room.write("have.json", data)
     ranks_held(held.parent)
     return bool(entries)

@@ -94,6 +94,18 @@ def test_another_name_is_another_digest_of_the_same_files(manifest: Manifest) ->
     assert decode(renamed.encode()).files == manifest.files
 
 
+def test_a_name_and_a_proof_of_its_own_are_no_other_content(manifest: Manifest) -> None:
+    proved = manifest._replace(proof={"items": 1})
+    assert proved.digest != manifest.digest
+    assert decode(proved.renamed("other").encode()).content == manifest.content
+    others = (
+        manifest._replace(created_at="2027-01-01T00:00:00Z"),
+        manifest._replace(save={"host": "another"}),
+        manifest._replace(files=manifest.files[:-1]),
+    )
+    assert manifest.content not in {other.content for other in others}
+
+
 def test_a_node_needs_its_ranks_and_every_other_file(manifest: Manifest) -> None:
     paths = {entry.path for entry in manifest.files_for([1])}
     assert {"model-rank-1-part-0.safetensors", INDEX, "config.json"} <= paths

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from checkpoints import make_checkpoint, make_key
+from checkpoints import make_checkpoint, make_key, proof_of
 
 from entrypoint import headroom, proving
 from entrypoint.checkpoint.finding import Complete, Finding, Rejected
@@ -58,10 +58,11 @@ def test_what_is_to_be_proved(
 class Vllm:
     """Stands for vLLM: what it makes of words, and of a proof."""
 
-    def __init__(self) -> None:
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
         self.asked: list[Sequence[str]] = []
         self.proved: list[str] = []
-        self.local: Finding | None = None
+        self.local: Finding = Rejected(manifest.name, "unproved", "quantized")
         self.no_save: Obstacle | None = None
         self.error: ProofError | None = None
 
@@ -76,9 +77,8 @@ class Vllm:
         on_tick()
         if self.error is not None:
             raise self.error
-        Proofs(boot.settings.state_dir).add(self.content, {"items": 1})
+        Proofs(boot.settings.state_dir).add(self.manifest, proof_of(self.manifest))
 
-    content = ""
     while_it_runs: Callable[[], None] = staticmethod(lambda: None)
 
 
@@ -89,8 +89,7 @@ def manifest(tmp_path: Path) -> Manifest:
 
 @pytest.fixture
 def vllm(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> Vllm:
-    made = Vllm()
-    made.content, made.local = manifest.content, Rejected(manifest.name, "unproved", "quantized")
+    made = Vllm(manifest)
     monkeypatch.setattr(prove, "assess", made.assess)
     monkeypatch.setattr(proving, "prove_here", made.prove_here)
     monkeypatch.setattr(headroom, "free_bytes", lambda: 1 << 40)

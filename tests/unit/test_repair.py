@@ -8,10 +8,10 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
-from checkpoints import Tensor, make_checkpoint
+from checkpoints import Tensor, make_checkpoint, proof_of
 from store_contract import deep_verify, left_over
 
-from entrypoint.checkpoint.entry import INDEX, FileEntry
+from entrypoint.checkpoint.entry import INDEX, MANIFEST, FileEntry
 from entrypoint.checkpoint.finding import Complete, Damaged
 from entrypoint.checkpoint.inspect import verify_deep
 from entrypoint.checkpoint.manifest import Manifest
@@ -104,6 +104,21 @@ def test_of_a_damaged_checkpoint_only_the_bad_file_is_copied(
     assert left_over(node.local) == []
     changed = {path for path, inode in inodes.items() if (here / path).stat().st_ino != inode}
     assert changed == {BAD}
+
+
+def test_from_the_one_that_was_published_with_its_proof_too(
+    node: Node, manifest: Manifest, here: Path
+) -> None:
+    assert node.shared is not None
+    proved = manifest._replace(proof=proof_of(manifest))
+    Path(node.shared.locate(manifest.name), MANIFEST).write_bytes(proved.encode())
+    before = (here / MANIFEST).stat()
+    flip(here / BAD)
+    assert set(repair(node, manifest)) == {BAD}
+    assert is_whole(node, manifest)
+    # A server that runs from it has locked this very file.
+    assert (here / MANIFEST).stat().st_ino == before.st_ino
+    assert node.local.names() == [manifest.name]
 
 
 def cut(path: Path) -> None:

@@ -49,6 +49,7 @@ def wanted(name: str, ranks: tuple[int, ...] = (0, 1)) -> Fetch:
 
 
 OLD, NEW = seen("old", 1.0), seen("new", 2.0)
+SEALED = OLD._replace(proved=True, sealed=True)
 
 
 @pytest.mark.parametrize(
@@ -205,40 +206,49 @@ def test_what_no_boot_would_serve_unproved_is_fetched_with_a_proof(
 @pytest.mark.parametrize(
     ("local", "shared", "expected"),
     [
-        pytest.param([OLD._replace(proved=True, sealed=True)], [], ["old"], id="proved"),
+        pytest.param([SEALED], [], ["old"], id="proved"),
         pytest.param([OLD._replace(loaded=True)], [], ["old"], id="loaded without a proof"),
         pytest.param([OLD], [], [], id="neither"),
-        pytest.param([OLD._replace(proved=True, loaded=True)], [], [], id="proved here only"),
-        pytest.param([OLD._replace(proved=True, sealed=True)], [OLD], [], id="it is there"),
         pytest.param(
-            [OLD._replace(proved=True, sealed=True)],
-            [NEW._replace(key=OLD.key)],
+            [OLD._replace(proved=True)], [], ["old"], id="proved here, whence it goes along"
+        ),
+        pytest.param([SEALED], [SEALED], [], id="it is there"),
+        pytest.param([OLD._replace(loaded=True)], [OLD], [], id="it is there, and asked for none"),
+        pytest.param([OLD._replace(loaded=True)], [SEALED], [], id="and has one there"),
+        pytest.param([OLD._replace(proved=True)], [SEALED], [], id="it is there with its proof"),
+        pytest.param([OLD._replace(proved=True)], [OLD], ["old"], id="it is there without a proof"),
+        pytest.param(
+            [OLD._replace(proved=True)],
+            # As this node sees it, which keeps a proof of that content.
+            [OLD._replace(proved=True)],
+            ["old"],
+            id="without one that other nodes see",
+        ),
+        pytest.param(
+            [SEALED],
+            [NEW._replace(key=OLD.key, proved=True, sealed=True)],
             [],
             id="another save of its key is there",
         ),
         pytest.param(
-            [OLD._replace(proved=True, sealed=True)],
-            [NEW._replace(key=OLD.key, state=REJECTED)],
+            [SEALED],
+            [NEW._replace(key=OLD.key, proved=True, sealed=True, state=REJECTED)],
             ["old"],
             id="the other save of its key was rejected",
         ),
-        pytest.param(
-            [OLD._replace(proved=True, sealed=True, host="there")], [], [], id="saved elsewhere"
-        ),
-        pytest.param(
-            [OLD._replace(proved=True, sealed=True, ranks=(0,))], [], [], id="some ranks only"
-        ),
-        pytest.param([OLD._replace(proved=True, sealed=True, state=DAMAGED)], [], [], id="damaged"),
+        pytest.param([SEALED._replace(host="there")], [], [], id="saved elsewhere"),
+        pytest.param([SEALED._replace(ranks=(0,))], [], [], id="some ranks only"),
+        pytest.param([SEALED._replace(state=DAMAGED)], [], [], id="damaged"),
         pytest.param([seen("done", proved=True, sealed=True)], [], [], id="published before"),
         pytest.param(
-            [OLD._replace(proved=True, sealed=True), NEW._replace(proved=True, sealed=True)],
+            [SEALED, NEW._replace(proved=True, sealed=True)],
             [],
             ["new"],
             id="the newest",
         ),
         pytest.param(
             [
-                OLD._replace(proved=True, sealed=True),
+                SEALED,
                 NEW._replace(proved=True, sealed=True, state=DAMAGED),
             ],
             [],

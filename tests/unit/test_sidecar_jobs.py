@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoints import make_checkpoint, make_key
+from checkpoints import make_checkpoint, make_key, proof_of
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.config import resolve
@@ -175,7 +175,7 @@ def test_who_waits_for_its_proof_has_served_nothing_yet(tmp_path: Path) -> None:
     assert found() == (True, True, False)
     Awaited(state).add(manifest.content, dict.fromkeys(manifest.layout.ranks))
     assert found() == (False, False, False)
-    Proofs(state).add(manifest.content, {"items": 1})
+    Proofs(state).add(manifest, proof_of(manifest))
     assert found() == (True, True, True)
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from checkpoints import make_checkpoint, make_key
+from checkpoints import make_checkpoint, make_key, proof_of
 
 from entrypoint import prover, proving, publishing, steps
 from entrypoint.assess import Assessment, Boot
@@ -59,7 +59,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Boot, Assess
     manifest = make_checkpoint(tmp_path / "local")
     state = tmp_path / "state"
     Rejections(state).add(manifest.content, "unproven", "tokens differ")
-    monkeypatch.setattr(prover, "prove", lambda *_: {"items": 1})
+    monkeypatch.setattr(prover, "prove", lambda *_: proof_of(manifest))
     settings = resolve({}, {"SHARDBOOT_STATE_DIR": str(state)})
     boot = Boot(settings, (), {}, Log("b", descriptor=-1), Reporter(None, "b", Address()))
     known = SimpleNamespace(
@@ -74,7 +74,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Boot, Assess
 def test_a_proof_is_kept_and_takes_the_rejection_back(bench: tuple[Boot, Assessment]) -> None:
     state = bench[0].settings.state_dir
     manifest = proving.prove_here(*bench)
-    assert Proofs(state).find(manifest.content) == {"items": 1}
+    assert Proofs(state).find(manifest) == proof_of(manifest)
     assert Rejections(state).find(manifest.content) is None
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from checkpoints import make_checkpoint
+from checkpoints import make_checkpoint, proof_of
 from store_contract import deep_verify, left_over
 
 from entrypoint import proving, publishing, steps
@@ -305,6 +305,22 @@ def test_a_copy_that_was_interrupted_is_gone_on_with_for_the_same_ranks_only(
     assert ranks_held(local.path(manifest.name)) == {0, 1}
 
 
+def test_one_without_its_proof_is_not_completed_by_the_files_of_the_one_that_has_it(
+    boot: Boot, shared: Counting, local: DirectoryStore, manifest: Manifest, tmp_path: Path
+) -> None:
+    (tmp_path / "far").mkdir()
+    far, proved = Counting(tmp_path / "far"), manifest._replace(proof=proof_of(manifest))
+    with far.stage(proved.name) as staged:
+        transfer.copy(shared, manifest.name, manifest, manifest.files, staged)
+        staged.commit(proved)
+    copy(boot, shared, local, manifest, [0])
+    made = copy(boot, far, local, proved, [0, 1])
+    assert made == proved.renamed(f"{manifest.name}-g2")
+    assert ranks_held(local.path(made.name)) == {0, 1}
+    assert ranks_held(local.path(manifest.name)) == {0}
+    assert len(far.files) == len(set(far.files))
+
+
 def test_a_copy_of_all_ranks_is_told_by_the_content_as_ever(manifest: Manifest) -> None:
     assert manifest.part(range(4)) == manifest.content
     parts = {manifest.part(ranks) for ranks in ([0], [1], [0, 1], [2, 3], range(4))}
@@ -392,6 +408,6 @@ def test_over_nodes_only_a_proof_that_all_of_them_see_counts(
     boot: Boot, manifest: Manifest, nnodes: int, is_enough: bool
 ) -> None:
     moe = cast("Any", SimpleNamespace(unruled="moe", nnodes=nnodes))
-    Proofs(boot.settings.state_dir).add(manifest.content, {"items": 1})
+    Proofs(boot.settings.state_dir).add(manifest, proof_of(manifest))
     assert (rejections_by(boot.settings, moe)(manifest) is None) == is_enough
-    assert rejections_by(boot.settings, moe)(manifest._replace(proof={"items": 1})) is None
+    assert rejections_by(boot.settings, moe)(manifest._replace(proof=proof_of(manifest))) is None

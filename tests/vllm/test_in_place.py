@@ -86,7 +86,7 @@ def only_table_differs() -> torch.nn.Module:
 
 def test_what_is_proved_waits_no_longer_and_another_replica_goes_by_the_proof(node: Node) -> None:
     node.load("b1", layer()).keep(MANIFEST)
-    kept = node.boot("b1").proofs.find(CONTENT)
+    kept = node.boot("b1").proofs.find(MANIFEST)
     assert kept is not None
     # Of two ranks: a weight, a bias and a table.
     assert (kept["items"], kept["in_place"]) == (6, True)

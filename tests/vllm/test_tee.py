@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from models import make_model
 from poison import flip_one_value
-from processes import descendants, run
+from processes import Program, descendants, run
 from serving import FLAGS, Server, decision, environment
 
 from entrypoint.checkpoint import manifest as manifests
@@ -69,6 +69,18 @@ class Node:
             assert server.process.poll() is None, server.last_lines()
             assert time.monotonic() < deadline, server.last_lines()
             time.sleep(0.1)
+
+    def publish(self, shared: Path) -> None:
+        """Run a sidecar until it has published what this host has saved."""
+        log = self.log()
+        words = ["--publish", "--shared", str(shared), "--listen", "127.0.0.1:0"]
+        words += ["--watch-interval", "1s", "--scrub-interval", "never", "--prove-idle", "no"]
+        with Program([SHARDBOOT, "sidecar", *words], self.environ, log) as sidecar:
+            deadline = time.monotonic() + SECONDS
+            while '"push.done"' not in (said := log.read_text()):
+                assert sidecar.process.poll() is None, said
+                assert time.monotonic() < deadline, said
+                time.sleep(0.1)
 
     def staged(self) -> list[Path]:
         return [*(self.store / ".staging").iterdir()]
@@ -133,7 +145,7 @@ def test_what_is_saved_on_the_way_is_what_a_save_makes_and_the_next_boot_serves_
     ("kind", "spoilt"),
     [("int8", "weight_scale"), pytest.param("moe", "w2_weight", marks=pytest.mark.long)],
 )
-def test_what_must_be_proved_is_proved_by_the_load_that_serves_it_or_the_source_is_served(
+def test_what_must_be_proved_is_proved_by_the_load_that_serves_it_for_all_nodes_or_not_served(
     tmp_path: Path, kind: str, spoilt: str
 ) -> None:
     make_model(kind, tmp_path / "model")
@@ -152,9 +164,21 @@ def test_what_must_be_proved_is_proved_by_the_load_that_serves_it_or_the_source_
         assert server.complete(str(here.model), PROMPT) == first
     assert decision(server.log) == ("local", "local.hit")
     assert "loads to its source's state" in server.log.read_text()
-    proved = Proofs(here.state).find(made.content)
+    proved = Proofs(here.state).find(made)
     assert proved is not None
     assert (proved["in_place"], proved["unprobed"]) == (True, [])
+
+    (tmp_path / "shared").mkdir()
+    here.publish(tmp_path / "shared")
+    (tmp_path / "far").mkdir()
+    far = Node(tmp_path / "far", here.model, 2)
+    far.environ["SHARDBOOT_SHARED"] = str(tmp_path / "shared")
+    with far.serve() as server:
+        server.wait_until_healthy()
+        assert server.complete(str(here.model), PROMPT) == first
+    assert decision(server.log) == ("shared", "shared.hit")
+    assert "proved" not in far.events()
+    assert manifest_in(far.store) == made._replace(proof=proved)
 
     there = Node(tmp_path / "bad", here.model, 2)
     wrong = flip_one_value(there.store / made.name, spoilt)
@@ -171,7 +195,7 @@ def test_what_must_be_proved_is_proved_by_the_load_that_serves_it_or_the_source_
     assert (
         f"source's state with vLLM {made.key.vllm}: rank 0 after model.layers.0." in rejected.reason
     )
-    assert Proofs(there.state).find(wrong.content) is None
+    assert Proofs(there.state).find(wrong) is None
     plan = there.ask("plan")
     assert (plan["action"], plan["reason"]) == ("serve-source", "local.unproven")
 
