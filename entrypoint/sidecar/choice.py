@@ -123,16 +123,14 @@ def to_publish(
 ) -> list[Seen]:
     """Return the saves of this host that the shared store lacks, and that may be served.
 
-    Of each family the newest alone, whole, and with a proof, which goes along, or loaded by a boot
-    that asked for none. What was `published` once, and is not there any more, somebody has taken
-    away.
+    Of each family, and each vLLM, the newest alone, whole, and with a proof, which goes along, or
+    loaded by a boot that asked for none. What was `published` once, and is not there any more,
+    somebody has taken away.
     """
     there = [each for each in shared if each.state == COMPLETE]
     found = []
-    for _, here in _families(local):
-        sound = [each for each in here if each.state == COMPLETE]
-        newest = max(sound, key=_age, default=None)
-        if newest is None or newest.host != host or len(newest.ranks) < newest.world:
+    for newest in _newest(local):
+        if newest.host != host or len(newest.ranks) < newest.world:
             continue
         if newest.content in published or any(_stands_for(each, newest) for each in there):
             continue
@@ -150,15 +148,14 @@ def _stands_for(other: Seen, newest: Seen) -> bool:
 
 
 def to_prove(local: Sequence[Seen], tried: Collection[str], *, on_accelerators: bool) -> list[Seen]:
-    """Return of each family the newest sound one, if it is whole and nobody has proved it.
+    """Return of each family, and each vLLM, the newest, if it is whole and nobody has proved it.
 
     What was `tried` is left alone, and so is what runs on an accelerator, unless that is asked for:
     of its memory nobody here knows how much is free.
     """
     found = []
-    for _, here in _families(local):
-        newest = max((each for each in here if each.state == COMPLETE), key=_age, default=None)
-        if newest is None or newest.proved or len(newest.ranks) < newest.world:
+    for newest in _newest(local):
+        if newest.proved or len(newest.ranks) < newest.world:
             continue
         is_cpus = newest.made_for is not None and newest.made_for.platform.startswith("cpu")
         if newest.content not in tried and (is_cpus or on_accelerators):
@@ -184,6 +181,14 @@ def _families(local: Sequence[Seen]) -> Iterator[tuple[str, list[Seen]]]:
     """Yield each family with all of it that can be read."""
     for family in dict.fromkeys(each.family for each in local if each.family):
         yield family, [each for each in local if each.family == family]
+
+
+def _newest(local: Sequence[Seen]) -> Iterator[Seen]:
+    """Yield of each family the newest sound one for each vLLM: an upgrade's is no rival."""
+    for _, here in _families(local):
+        sound = [each for each in here if each.state == COMPLETE]
+        for maker in dict.fromkeys(each.made_by for each in sound):
+            yield max((each for each in sound if each.made_by == maker), key=_age)
 
 
 def _age(seen: Seen) -> tuple[float, str]:

@@ -40,6 +40,9 @@ def seen(name: str, created: float = 1.0, **facts: Any) -> Seen:
         pytest.param([seen("a", proved=True)], False, [], id="proved"),
         pytest.param([seen("a"), seen("b", 2.0)], False, ["b"], id="the newest"),
         pytest.param([seen("a"), seen("b", 2.0, proved=True)], False, [], id="an older one"),
+        pytest.param(
+            [seen("a"), seen("b", 2.0, made_by=("0.33", 2))], False, ["a", "b"], id="of each vLLM"
+        ),
         pytest.param([seen("a"), seen("b", 2.0, state=DAMAGED)], False, ["a"], id="that is sound"),
         pytest.param([seen("a", ranks=(1,))], False, [], id="some ranks only"),
         pytest.param([seen("a", made_for=GPU)], False, [], id="of an accelerator"),

@@ -237,6 +237,12 @@ def test_what_no_boot_would_serve_unproved_is_fetched_with_a_proof(
             id="the other save of its key was rejected",
         ),
         pytest.param([SEALED._replace(host="there")], [], [], id="saved elsewhere"),
+        pytest.param(
+            [SEALED, seen("next", 3.0, host="there", made_by=("0.33", 2))],
+            [],
+            ["old"],
+            id="one for a later vLLM was saved elsewhere",
+        ),
         pytest.param([SEALED._replace(ranks=(0,))], [], [], id="some ranks only"),
         pytest.param([SEALED._replace(state=DAMAGED)], [], [], id="damaged"),
         pytest.param([seen("done", proved=True, sealed=True)], [], [], id="published before"),
