@@ -16,7 +16,7 @@ from typing import Any
 from checkpoints import Tensor, fill, make_key
 
 from entrypoint.checkpoint.manifest import decode
-from entrypoint.store import publish, settle, transfer, tree
+from entrypoint.store import durable, publish, transfer, tree
 from entrypoint.store.base import open_store
 from entrypoint.store.collect import collect
 from entrypoint.store.directory import DirectoryStore
@@ -98,8 +98,8 @@ def tell_phases(descriptor: int, stop_at: str) -> None:
         setattr(module, name, call)
 
     tell("build")
-    wrap("check", "check", settle)
-    wrap("durable", "make_durable", settle)
+    wrap("check", "check", durable)
+    wrap("durable", "make_durable", durable)
     wrap("manifest", "_write")
     wrap("rename", "_rename")
     wrap("published", "sync_directory", tree)

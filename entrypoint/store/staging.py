@@ -25,7 +25,7 @@ from typing import ClassVar, Self
 from entrypoint.checkpoint.entry import FileEntry, check_path
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import ShardbootError, SpaceError, StagingError
-from entrypoint.store import publish, settle, trash, tree
+from entrypoint.store import durable, publish, trash, tree
 from entrypoint.store.publish import CommitResult
 from entrypoint.store.tree import DIR_MODE, FILE_MODE
 from entrypoint.store.tree import write_all as write_all  # noqa: PLC0414 - for those who create()
@@ -240,9 +240,9 @@ class Staging:
         """
         held = set(manifest.layout.ranks if ranks is None else ranks)
         with self.writing(""):
-            settle.drop_notes(self.path, but=self.kept_note)
-            settle.check(self.path, manifest.files_for(held), but=self.kept_note)
-            settle.make_durable(self.path, self.dir_mode, self.file_mode)
+            durable.drop_notes(self.path, but=self.kept_note)
+            durable.check(self.path, manifest.files_for(held), but=self.kept_note)
+            durable.make_durable(self.path, self.dir_mode, self.file_mode)
             self.drop_note()
             modes = (self.dir_mode, self.file_mode)
             return publish.publish(self.root, self.path, manifest, held, modes, repairs=repairs)

@@ -24,7 +24,7 @@ from entrypoint.errors import (
     SpaceError,
     StoreError,
 )
-from entrypoint.store import directory, settle, transfer
+from entrypoint.store import directory, durable, transfer
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.staging import NOTE
 from entrypoint.store.sweep import abandoned, sweep
@@ -192,7 +192,7 @@ def test_what_waits_for_its_commit_is_adopted_and_young_again(
         raise Interrupted(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(settle, "make_durable", stop)
+        patch.setattr(durable, "make_durable", stop)
         with pytest.raises(Interrupted):
             copy(Counting(shared), local, manifest)
     [left] = (local.root / ".staging").iterdir()
