@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.inspect import Stamp, stamp_of
-from entrypoint.insight.timeline import timelines
+from entrypoint.insight.timeline import Timeline, timelines
 from entrypoint.state.attempts import Entry, Use, tier_of, time_in
 from entrypoint.state.ledger import Ledger
 from entrypoint.store.survey import uses_here
@@ -25,7 +25,7 @@ LATEST: Final = 10
 class Booted(NamedTuple):
     """One boot: when, in seconds since 1970, of what, from where, how far it came, and why.
 
-    `phases` are the seconds that it took, by name; known of the latest boots alone.
+    `timeline` is what it did when; known of the latest boots alone.
     """
 
     boot: str
@@ -35,7 +35,16 @@ class Booted(NamedTuple):
     outcome: str
     reason: str
     is_refused: bool
-    phases: Mapping[str, float] = {}
+    timeline: Timeline | None = None
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        """The seconds that it took, by the name of the phase."""
+        phases = self.timeline.phases if self.timeline else ()
+        spent = dict.fromkeys((phase.name for phase in phases), 0.0)
+        for phase in phases:
+            spent[phase.name] += phase.seconds
+        return spent
 
 
 class Told(NamedTuple):
@@ -100,18 +109,14 @@ def booted(entries: Iterable[Mapping[str, Json]]) -> list[Booted]:
 
 
 def timed(boots: Iterable[Booted], entries: Iterable[Entry]) -> Iterator[Booted]:
-    """Yield boots with what they took the time for, by lines of the ledger."""
+    """Yield boots with what they did when, by lines of the ledger."""
     boots = [*boots]
     names = {boot.boot for boot in boots}
     told = [entry for entry in entries if entry.get("boot") in names]
     # Whether one goes on is not asked: what it does now has not ended.
     found = {each.boot: each for each in timelines(told, (), lambda _: False, 0.0)}
     for boot in boots:
-        phases = found[boot.boot].phases if boot.boot in found else ()
-        spent = dict.fromkeys((phase.name for phase in phases), 0.0)
-        for phase in phases:
-            spent[phase.name] += phase.seconds
-        yield boot._replace(phases=spent)
+        yield boot._replace(timeline=found.get(boot.boot))
 
 
 def _booted(boot: str, attempt: Mapping[str, Json], events: set[str]) -> Booted:

@@ -155,7 +155,7 @@ def _of_boots(told: Told) -> Iterator[Metric]:
     for boot in told.latest:
         facts = {"model": boot.of, "tier": boot.tier, "outcome": boot.outcome}
         latest.add_metric([boot.boot], facts | {"reason": boot.reason})
-        for phase, seconds in boot.phases.items():
+        for phase, seconds in boot.spent.items():
             phases.add_metric([boot.boot, phase], seconds)
     yield from (boots, refusals, latest, phases)
 

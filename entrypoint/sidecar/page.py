@@ -12,6 +12,7 @@ from typing import Final
 from entrypoint import __version__
 from entrypoint.health.check import Report
 from entrypoint.log import human_bytes
+from entrypoint.sidecar import waterfall
 from entrypoint.sidecar.compare import Row, rows
 from entrypoint.sidecar.history import Booted
 from entrypoint.sidecar.loop import Job
@@ -61,7 +62,7 @@ def page(host: str, sight: Sight, jobs: Sequence[Job], now: float) -> str:
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("title", title),
-        element("style", Markup(STYLE)),
+        element("style", Markup(STYLE + waterfall.STYLE)),
     )
     body = element(
         "body",
@@ -73,6 +74,7 @@ def page(host: str, sight: Sight, jobs: Sequence[Job], now: float) -> str:
         *_section("Servers", map(_server, sight.boots), "No boot has left a status here."),
         *_section("Checkpoints", _checkpoints(sight), "No store was seen."),
         *_section("Latest boots", _boots(sight.told.latest, now), "No boot is known of."),
+        *_section("Where their time went", _waterfalls(sight.told.latest, now)),
         *_section("Boots without a checkpoint", _refusals(sight.told.refusals), "None."),
         *_section("Jobs", _jobs(jobs, now)),
     )
@@ -151,6 +153,14 @@ def _boots(latest: Sequence[Booted], now: float) -> Iterator[Markup]:
         for boot in latest
     )
     yield from _table(heads, cells)
+
+
+def _waterfalls(latest: Sequence[Booted], now: float) -> Iterator[Markup]:
+    yield from waterfall.waterfalls(
+        (f"{boot.of or boot.boot} · {_ago(boot.time, now)}", boot.timeline)
+        for boot in latest
+        if boot.timeline and boot.timeline.phases
+    )
 
 
 def _refusals(refusals: Mapping[str, int]) -> Iterator[Markup]:

@@ -18,6 +18,10 @@ pytestmark = pytest.mark.skipif(
 
 PHONE, DESK = (390, 844), (1280, 800)
 EVIL = "<img src=x onerror=\"document.title='evil'\"><script>document.title='evil'</script>"
+BARS = """(() => {
+  const bar = document.querySelector("details[open] .bar"), place = bar.getBoundingClientRect();
+  return [place.left, place.right, bar.parentElement.getBoundingClientRect().right + 1];
+})()"""
 WIDE = "document.documentElement.scrollWidth"
 
 
@@ -44,6 +48,10 @@ def test_the_page_can_be_read_on_a_phone_and_on_a_desk(
             text = looking.value("document.body.innerText")
             assert f"newer than {long}, which runs: vllm 0.33.0 instead of 0.32.0" in text
             assert "runs here" in text
+            assert "Where their time went" in text
+            assert "decide" in text
+            left, right, end = looking.value(BARS)
+            assert left < right <= end
         assert looking.value("getComputedStyle(document.querySelector('thead')).display") != "none"
         looking.show(running.url, *PHONE)
         assert looking.value("getComputedStyle(document.querySelector('thead')).display") == "none"

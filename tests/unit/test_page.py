@@ -11,6 +11,7 @@ from checkpoints import make_key
 
 from entrypoint.health.check import Report
 from entrypoint.health.standing import Standing
+from entrypoint.insight.timeline import timelines
 from entrypoint.sidecar.compare import differs, rows
 from entrypoint.sidecar.history import Booted, Told
 from entrypoint.sidecar.loop import Job, Record
@@ -19,6 +20,7 @@ from entrypoint.sidecar.metrics import Sight
 from entrypoint.sidecar.page import page
 from entrypoint.sidecar.remedies import REMEDIES, UNKNOWN, remedy
 from entrypoint.sidecar.view import DAMAGED, UNREADABLE, Seen, StoreView
+from entrypoint.sidecar.waterfall import waterfalls
 from entrypoint.state.status import Status
 
 NOW = 1_800_000_000.0
@@ -66,6 +68,7 @@ def told_by(page_: str) -> str:
 
 
 RUNS = seen("runs", running=True)
+BOOTED = Booted("b", NOW - 10, "of", "local", "healthy", "local.hit", is_refused=False)
 
 
 def test_a_text_is_escaped_and_markup_is_not() -> None:
@@ -83,7 +86,16 @@ def test_what_others_have_named_is_shown_and_does_nothing() -> None:
         Status(boot=EVIL, checkpoint=EVIL, reason=EVIL, tier=EVIL, ranks=EVIL, total=2, done=1),
         Standing("copying", EVIL),
     )
-    booted = Booted(EVIL, NOW, EVIL, EVIL, EVIL, EVIL, is_refused=True)
+    line: dict[str, Any] = {
+        "boot": EVIL,
+        "event": "attempt",
+        "action": "reuse",
+        "time": NOW,
+        "family_name": EVIL,
+    }
+    phases = [{"phase": EVIL, "start": NOW - 2, "end": NOW}]
+    [timeline] = timelines([line | {"phases": phases}], (), lambda _: False, NOW)
+    booted = Booted(EVIL, NOW, EVIL, EVIL, EVIL, EVIL, is_refused=True, timeline=timeline)
     told = Told({}, {}, {EVIL: 1}, (booted,))
     job = Job(EVIL, 60.0, list)
     job.record = Record(error=EVIL)
@@ -98,10 +110,43 @@ def test_what_others_have_named_is_shown_and_does_nothing() -> None:
         "lang",
         "max",
         "name",
+        "open",
+        "style",
         "value",
     }
     assert "\u202e" not in made
     assert found.said.count("<script>alert('x')</script>\"&\\u202e") > 10
+
+
+def test_a_boot_is_a_waterfall() -> None:
+    phases = [
+        {"phase": "deciding", "start": 100.0, "end": 101.0},
+        {"phase": "copying", "start": 101.0, "end": 104.0},
+    ]
+    attempt: dict[str, Any] = {"boot": "b", "event": "attempt", "action": "reuse", "time": 104.0}
+    lines: list[dict[str, Any]] = [
+        attempt | {"phases": phases},
+        {"boot": "b", "event": "loading", "time": 106.0},
+        {"boot": "b", "event": "loaded", "time": 110.0, "bytes": 4096},
+        {"boot": "b", "event": "serving", "time": 110.0},
+    ]
+    [timeline] = timelines(lines, (), lambda _: False, NOW)
+    first, second = waterfalls([("one", timeline), ("two", timeline)])
+    assert first.startswith('<details open=""><summary>one · 10.0 s</summary>')
+    assert second.startswith("<details><summary>two · 10.0 s</summary>")
+    assert re.findall(
+        r'class="bar ?(\w*)" style="margin-left:([\d.]+)%;width:([\d.]+)%"', first
+    ) == [
+        ("own", "0.00", "10.00"),
+        ("own", "10.00", "30.00"),
+        ("", "40.00", "20.00"),
+        ("", "60.00", "40.00"),
+    ]
+    assert re.findall(r"<span>([^<]*)</span>", first)[-2:] == ["weights", "4.00 s, 4.0 KiB"]
+    told = Told({}, {}, {}, [BOOTED._replace(timeline=timeline)])
+    assert "<summary>of · 10 s ago · 10.0 s</summary>" in page(
+        "vm", sight([], [], told=told), [], NOW
+    )
 
 
 @pytest.mark.parametrize(
