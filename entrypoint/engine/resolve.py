@@ -142,13 +142,17 @@ def _ask(
     from entrypoint import child  # noqa: PLC0415
 
     with tempfile.TemporaryFile() as log:
-        outcome = child.ask(
-            [engine.interpreter, "-P", str(RESOLVE_PROGRAM)],
-            {"words": list(words), "stand_in": stand_in},
-            environ=environ,
-            log=log,
-            timeout=RESOLVE_TIMEOUT_SECONDS,
-        )
+        try:
+            outcome = child.ask(
+                [engine.interpreter, "-P", str(RESOLVE_PROGRAM)],
+                {"words": list(words), "stand_in": stand_in},
+                environ=environ,
+                log=log,
+                timeout=RESOLVE_TIMEOUT_SECONDS,
+            )
+        except OSError as error:
+            msg = f"{engine.interpreter}: vLLM's Python cannot be started: {error.strerror}"
+            raise EngineError(msg) from None
         if isinstance(outcome.answer, dict) and "status" in outcome.answer:
             return outcome.answer
         last = child.last_lines(log)

@@ -8,6 +8,8 @@ STEADY_SECONDS: Final = 10.0
 """Who has served for so long was no failure: its end is the first of a new row."""
 
 GAVE_UP: Final = 70
+NO_PROGRAM: Final = (126, 127)
+"""How a boot ends that was to become vLLM, and found that it cannot be executed."""
 
 
 class End(NamedTuple):
@@ -58,10 +60,11 @@ def follow(end: End, row: int, most: int, longest: float) -> Again | GiveUp:
 
     The first restart is at once, the others after 2, 4, 8 … seconds, `longest` at most. After
     `most` in a row, 0 for no limit, it is given up.
-    A boot that did not come to vLLM has said what must be mended: no restart mends it. One that a
-    signal has ended could say nothing.
+    A boot that did not come to vLLM, or to one that cannot be executed, has said what must be
+    mended: no restart mends it. One that a signal has ended could say nothing.
     """
-    if not end.began and end.status <= 128:  # noqa: PLR2004 - as shells count
+    is_none = end.served is None and end.status in NO_PROGRAM
+    if is_none or (not end.began and end.status <= 128):  # noqa: PLR2004 - as shells count
         return GiveUp(end.status, end.text)
     number = 1 if end.was_steady else row + 1
     if most and number > most:

@@ -37,6 +37,13 @@ def test_a_boot_that_never_came_to_vllm_is_not_repeated() -> None:
     assert follow(refused, 0, 10, 60.0) == GiveUp(31, "the boot ended with 31 before it served")
 
 
+@pytest.mark.parametrize("status", [126, 127])
+def test_a_vllm_that_cannot_be_executed_is_not_tried_again(status: int) -> None:
+    end = End(status, served=None, began=True)
+    assert follow(end, 0, 0, 60.0) == GiveUp(status, f"vLLM ended with {status} before it served")
+    assert follow(end._replace(served=1.0), 0, 0, 60.0) == Again(0.0, 1)
+
+
 def test_a_boot_that_was_killed_had_nothing_to_say_and_is_repeated() -> None:
     killed = End(status=137, served=None, began=False)
     assert follow(killed, 0, 10, 60.0) == Again(0.0, 1)
