@@ -24,12 +24,13 @@ MAX_LINE: Final = 1024
 class Answer(NamedTuple):
     """The status of an answer, None without one; and in words what is unusual about it.
 
-    `is_there`: somebody listens, as vLLM does once its engine is ready.
+    `is_there`: somebody listens, as vLLM does once its engine is ready; None where that is not
+    known, since the host's name cannot be looked up.
     """
 
     status: int | None
     text: str
-    is_there: bool = True
+    is_there: bool | None = True
 
     @property
     def is_ok(self) -> bool:
@@ -40,7 +41,7 @@ class Answer(NamedTuple):
 def ask(address: Address, seconds: float) -> Answer:
     """Ask once, for `seconds` in all; whatever goes wrong is an answer as well.
 
-    Looking up the name of a host alone has no bound but the resolver's own.
+    Looking up the name of a host alone has no bound but the resolver's own: see `listener.numeric`.
     A server that insists on a client certificate, and does not take its own, counts as serving.
     """
     deadline = time.monotonic() + seconds
@@ -49,6 +50,8 @@ def ask(address: Address, seconds: float) -> Answer:
         plain = _connected(address, deadline)
     except TimeoutError:
         return late._replace(is_there=False)
+    except socket.gaierror as error:
+        return Answer(None, str(error.strerror), is_there=None)
     except (OSError, OverflowError, ValueError) as error:
         return Answer(None, getattr(error, "strerror", None) or str(error), is_there=False)
     try:

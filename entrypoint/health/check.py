@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.health.ask import ask
-from entrypoint.health.listener import is_another
+from entrypoint.health.listener import is_another, numeric
 from entrypoint.health.standing import Standing, answered, followed, stand
 from entrypoint.state import status as statuses
 from entrypoint.state import stops
@@ -52,9 +52,11 @@ def check(root: Path, status: Status, seconds: float) -> Report:
     if life == "gone" and status.supervisor.life == "here":
         standing = followed(standing)
     if standing.is_asked:
-        answer = ask(status.address, seconds)
+        here = life == "here"
+        address = numeric(status.server.pid, status.address) if here else status.address
+        answer = ask(address, seconds)
         is_news = answer.is_there and not status.healthy
-        if is_news and life == "here" and is_another(status.server.pid, status.address):
+        if is_news and here and is_another(status.server.pid, status.address):
             text = f"{standing.text}; another process answers on {status.address}"
             standing = standing._replace(text=text)
         else:

@@ -10,6 +10,7 @@ from typing import Final
 from entrypoint.assess import Boot
 from entrypoint.health.ask import ask
 from entrypoint.health.check import check
+from entrypoint.health.listener import numeric
 from entrypoint.state import status as statuses
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.status import Server, Status
@@ -104,8 +105,8 @@ class Health:
 
         It says so itself, by 503, or it has begun to shut down, and listens no more.
         """
-        answer = ask(status.address, ASK_SECONDS)
-        self.misses = 0 if answer.is_there else self.misses + 1
+        answer = ask(numeric(status.server.pid, status.address), ASK_SECONDS)
+        self.misses = self.misses + 1 if answer.is_there is False else 0
         self.is_lost = answer.status == UNAVAILABLE or self.misses >= MAX_MISSES
         if answer.is_ok:
             self.answered = time.monotonic()

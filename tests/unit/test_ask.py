@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from entrypoint.health.ask import ask
-from entrypoint.health.listener import is_another
+from entrypoint.health.listener import is_another, numeric
 from entrypoint.state.status import Address
 
 SECONDS = 5.0
@@ -101,6 +101,15 @@ def test_nobody_there_is_told_at_once(tmp_path: Path) -> None:
     for odd in (Address(uds="x" * 500), Address(port=99_999), Address(host="é." * 40)):
         assert not ask(odd, SECONDS).is_there
     assert time.monotonic() - started < SECONDS
+
+
+def test_where_a_name_cannot_be_looked_up_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr("entrypoint.health.ask._connected", connect)
+    answer = ask(Address(host="llm.example.com"), SECONDS)
+    assert answer == (None, "Temporary failure in name resolution", None)
 
 
 def hang(connection: socket.socket) -> None:
@@ -274,3 +283,22 @@ def test_another_process_on_the_port_is_told_from_ours(tmp_path: Path, is_unix: 
         bystander.communicate()
         holder.process.communicate()
     assert not is_another(bystander.pid, address)  # gone, so nobody can tell
+
+
+def test_a_server_that_was_given_a_name_is_asked_by_the_number_it_listens_on() -> None:
+    listener, address = on_a_port("127.0.0.2")
+    named, pid = address._replace(host="llm.example.com"), os.getpid()
+    with listener:
+        assert numeric(pid, named).host == "127.0.0.1"  # nobody listens yet, on no host
+        listener.listen()
+        assert numeric(pid, named) == address
+        with socket.socket() as other:
+            other.bind(("127.0.0.3", address.port))
+            other.listen()
+            holder = Holder(other)
+            try:
+                assert numeric(holder.process.pid, named).host == "127.0.0.3"
+            finally:
+                holder.process.communicate()
+    for host in ("", "127.0.0.1", "::1"):
+        assert numeric(pid, Address(host=host)).host == host
