@@ -28,8 +28,10 @@ def build(is_harmless: Callable[[Callable[[], None]], bool]) -> None:
     """Compile something, if that `is_harmless`.
 
     On disk nothing is left of it but headers, which torch compiles once for all users of a host.
+    Raises: OSError where no directory is to be had for what it keeps meanwhile.
     """
-    with tempfile.TemporaryDirectory(prefix="shardboot-") as directory, _cached_in(directory):
+    made = tempfile.TemporaryDirectory(prefix="shardboot-", ignore_cleanup_errors=True)
+    with made as directory, _cached_in(directory):
         if is_harmless(_compile):
             _compile()
 
