@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from entrypoint.state import process
 
 PROC: Final = Path("/proc")
 SHM: Final = Path("/dev/shm")  # noqa: S108 - nothing is made there
@@ -48,6 +50,16 @@ def of(parent: int, but: Collection[int] = ()) -> list[int]:
         parents += born
         found += [child for child in born if child not in over]
     return sorted(found)
+
+
+def named(pids: Iterable[int]) -> dict[int, int | None]:
+    """Return when each of these started: its number alone may be another's once it is gone."""
+    return {pid: process.started(pid) for pid in pids}
+
+
+def living(known: Mapping[int, int | None]) -> dict[int, int | None]:
+    """Return those of them that still run."""
+    return {pid: start for pid, start in known.items() if process.is_alive(pid, start)}
 
 
 def kill(pids: Iterable[int]) -> None:

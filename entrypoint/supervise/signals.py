@@ -24,9 +24,10 @@ class Signals:
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
 
     def heard(self) -> list[int]:
-        """Return the signals that came, but for those of children."""
+        """Return the signals that came, but for those of children; what stops comes first."""
         with suppress(BlockingIOError):
-            return [number for number in os.read(self.wakes, 4096) if number != signal.SIGCHLD]
+            numbers = [number for number in os.read(self.wakes, 4096) if number != signal.SIGCHLD]
+            return sorted(numbers, key=lambda number: number not in STOPS)
         return []
 
     def fork(self) -> int:

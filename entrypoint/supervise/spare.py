@@ -16,6 +16,9 @@ from entrypoint.state.places import below
 from entrypoint.supervise.restart import End
 from entrypoint.supervise.standby import Standby, StandbySeat
 
+BUSY_SECONDS: Final = 20.0
+"""For one that is busy when a server is due: by then, one that imports all itself would serve."""
+
 LEARN_SECONDS: Final = 20.0
 """After a server is healthy: by then its first requests have imported what they need."""
 
@@ -27,7 +30,7 @@ class Spare:
         self.settings, self.environ, self.log = first.settings, first.environ, first.log
         self.notes = notes_for(first.settings.state_dir, first.words)
         self.standby: Standby | None = None
-        self.distrusted, self.is_proved = "", False
+        self.distrusted, self.is_proved, self.is_passed_over = "", False, False
         self.learning_at = math.inf
         if self.settings.single_import == "no":
             self._lose("--single-import no")
@@ -44,16 +47,34 @@ class Spare:
 
     def seat(self, boot: Boot, told: int) -> StandbySeat:
         """Return where a boot has vLLM begin; `told` is where it tells the server's pid."""
-        return StandbySeat(self.standby.channel if self.standby else None, told, boot.log)
+        standby = None if self.is_passed_over else self.standby
+        return StandbySeat(standby.channel if standby else None, told, boot.log)
 
-    def prepare(self) -> None:
-        """Have a standby, fresh if the one there is gone, or older than what is installed."""
-        if self.standby and (why := self.standby.look()):
-            self.log.line("standby.renewed", why)
-            self.end()
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it has been ready, and will soon tell whether it still is.
+
+        One at its first imports is not waited for here: a boot has something to do meanwhile.
+        """
+        return self.standby is not None and self.standby.ready and self.standby.is_busy
+
+    def look(self) -> None:
+        """Have the standby tell whether it is still what is installed; let it go if not trusted."""
         if self.distrusted and self.standby:
             self.log.line("standby.given-up", f"servers are started without: {self.distrusted}")
             self.end()
+        if self.is_passed_over and self.is_awaited:
+            self.log.line("standby.renewed", "it has said nothing since the last start")
+            self.end()
+        if self.standby:
+            self.standby.look()
+
+    def prepare(self) -> None:
+        """Have a standby where there is none; one that is busy for too long is passed over."""
+        self.is_passed_over = self.is_awaited
+        if self.is_passed_over:
+            text = f"it has been busy for {BUSY_SECONDS:.0f} s; this server is started without it"
+            self.log.line("standby.busy", text)
         if self.standby or self.distrusted:
             return
         try:

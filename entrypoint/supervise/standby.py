@@ -21,7 +21,6 @@ FORK: Final = b"fork"
 LOOK: Final = b"look"
 LEARN: Final = b"learn"
 MAX_ANSWER: Final = 64 * 1024
-LOOK_SECONDS: Final = 10.0
 TAKE_SECONDS: Final = 300.0
 """For all imports, on a disk that is slow; then a server is started as ever."""
 
@@ -30,7 +29,10 @@ AT_ONCE_SECONDS: Final = 0.2
 
 
 class Standby:
-    """A process that has imported vLLM, or is at it; `ready` once it says so."""
+    """A process that has imported vLLM, or is at it; `ready` once it says so.
+
+    `is_busy` while it owes an answer: it is at its imports, or has not heard an order yet.
+    """
 
     def __init__(
         self, interpreter: str, environ: Mapping[str, str], notes: Path, wish: str
@@ -47,51 +49,39 @@ class Standby:
                 env=dict(environ),
                 process_group=0,
             )
-        self.ready = False
+        self.ready, self.is_busy = False, True
 
     def hear(self) -> str:
-        """Read what it says of itself; return why it can fork nothing, if that is so."""
-        return self._hear("", socket.MSG_DONTWAIT)
-
-    def _hear(self, order: str, flags: int = 0) -> str:
-        """As `hear`; of an answer to another `order` only that there was one."""
+        """Read what it says of itself; return why it shall fork no more, if that is so."""
         try:
-            told = self.channel.recv(MAX_ANSWER, flags)
+            told = self.channel.recv(MAX_ANSWER, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return ""
         except ConnectionResetError:
             # It ended with an order unread: told once, and before what it had said until then.
-            return self._hear(order, flags)
+            return self.hear()
         except OSError as error:
-            return str(error.strerror)
+            return str(error)
         if not told:
             return "it has ended"
-        said = json.loads(told)
-        self.ready = not said["obstacle"]
-        if order and said["to"] != order and self.ready:
-            return self._hear(order, flags)
-        return str(said["obstacle"])
+        self.ready, self.is_busy = True, False
+        return str(json.loads(told)["obstacle"])
 
-    def look(self) -> str:
-        """Have it look whether it is still what is installed; return why it is not.
-
-        One that still imports does so from what is there now.
-        """
-        if not self.ready:
-            return ""
-        self.channel.settimeout(LOOK_SECONDS)
-        try:
-            self.channel.send(LOOK)
-            return self._hear("look")
-        except OSError as error:
-            return str(error.strerror or error)
-        finally:
-            self.channel.settimeout(None)
+    def look(self) -> None:
+        """Have it look whether it is still what is installed, which it tells with any answer."""
+        self._order(LOOK)
 
     def learn(self) -> None:
         """Have it import what its servers needed beyond it; it says when it is ready again."""
-        with contextlib.suppress(OSError):
-            self.channel.send(LEARN)
+        self._order(LEARN)
+
+    def _order(self, word: bytes) -> None:
+        """Give an order, but to one that is at another: an answer is owed from then on."""
+        if not self.is_busy:
+            self.is_busy = True
+            # One that has ended is heard of.
+            with contextlib.suppress(OSError):
+                self.channel.send(word)
 
     def end(self) -> None:
         """Let it go: it ends when nobody is left to ask it."""

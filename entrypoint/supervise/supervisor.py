@@ -22,7 +22,7 @@ from entrypoint.supervise import offspring
 from entrypoint.supervise.notify import be_patient
 from entrypoint.supervise.restart import End, GiveUp, follow
 from entrypoint.supervise.signals import STOPS, Signals
-from entrypoint.supervise.spare import Spare
+from entrypoint.supervise.spare import BUSY_SECONDS, Spare
 from entrypoint.supervise.watched import Watched, note
 
 FORK_SECONDS: Final = 1.0
@@ -48,7 +48,7 @@ class Supervisor:
         self.this = Server.this()
         self.spare = Spare(first)
         # Whoever became this process may have had children: they are none of ours.
-        self.spared = frozenset(offspring.of(self.this.pid))
+        self.spared = offspring.named(offspring.of(self.this.pid))
         self.signals = Signals()
         self.ended: dict[int, int] = {}
         self.stopping, self.killing_at, self.is_reloading = 0, math.inf, False
@@ -59,13 +59,23 @@ class Supervisor:
         process.adopt_orphans()
         boot, row = self.first, 0
         while True:
-            self.spare.prepare()
+            self._prepare()
             pid, pipe = self._fork()
             if not pid:
                 return self._as_boot(boot, pipe)
             end = self._watch(boot, pid, pipe)
             row = self._go_on(boot, end, row)
             boot = self.another(self.first)
+
+    def _prepare(self) -> None:
+        """Have a standby that is what is installed; wait for one that is busy, but not for ever."""
+        self.spare.look()
+        until = time.monotonic() + BUSY_SECONDS
+        while self.spare.is_awaited and (left := until - time.monotonic()) > 0:
+            self._idle(left, "restarting: waiting for the standby")
+            # A start at once is what is under way.
+            self._is_urged()
+        self.spare.prepare()
 
     def _fork(self) -> tuple[int, int]:
         """Fork; return the pid, 0 in the fork, and its end of a pipe from there to here.
@@ -125,9 +135,11 @@ class Supervisor:
         for number in self.signals.heard():
             self._pass_on(server, number)
         self._reap()
-        if server.hear() and (self.stopping or self.is_reloading):
-            # The boot was told, and perhaps too late.
-            self._pass_on(server, self.stopping or signal.SIGHUP)
+        if server.hear():
+            self._adopt(server)
+        if server.has_told:
+            # Nobody asks about others, and their numbers may come again.
+            self.ended = {n: status for n, status in self.ended.items() if n == server.pid}
         if server.pid in self.ended:
             return
         pid = server.pid if server.began else None
@@ -145,10 +157,21 @@ class Supervisor:
         """Say why the server must be ended, if it must."""
         if time.monotonic() > self.killing_at:
             return "it did not stop in time"
-        if server.health.is_lost and not self.stopping:
+        if self.is_told:
+            # What it has begun it may finish, listening no more.
+            return ""
+        if server.health.is_lost:
             return "one of its processes had died"
-        is_told = self.killing_at < math.inf
-        return "it hung" if server.health.hangs and not is_told else ""
+        return "it hung" if server.health.hangs else ""
+
+    def _adopt(self, server: Watched) -> None:
+        """Take the fork for the server that a boot has just told of."""
+        if process.started(server.pid) is not None:
+            # Whoever has died had the number before it.
+            self.ended.pop(server.pid, None)
+        if self.is_told:
+            # The boot was told, and perhaps too late.
+            self._pass_on(server, self.stopping or signal.SIGHUP)
 
     def _pass_on(self, server: Watched, number: int) -> None:
         """Do with a signal what a first process should: hand it on, and bound what it takes."""
@@ -156,6 +179,11 @@ class Supervisor:
         self.killing_at = min(self.killing_at, time.monotonic() + self.settings.stop_timeout)
         with suppress(ProcessLookupError):
             os.kill(server.pid, signal.SIGTERM if number == signal.SIGHUP else number)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether somebody wants the server to end."""
+        return bool(self.stopping or self.is_reloading)
 
     def _heed(self, number: int) -> None:
         """Remember what a signal asks for, once the server has ended."""
@@ -168,7 +196,8 @@ class Supervisor:
 
         Raises: OSError where nobody can tell.
         """
-        return offspring.of(self.this.pid, self.spare.pids | self.spared)
+        self.spared = offspring.living(self.spared)
+        return offspring.of(self.this.pid, self.spare.pids | self.spared.keys())
 
     def _kill(self, server: Watched, *, spares_trackers: bool) -> list[int]:
         """Kill the server with all its processes; return who is left, itself if nobody can tell."""
@@ -198,7 +227,7 @@ class Supervisor:
 
     def _go_on(self, boot: Boot, end: End, row: int) -> int:
         """Note an end, and wait until it is time for the next start; or be through."""
-        note(boot, end, is_told=bool(self.stopping or self.is_reloading))
+        note(boot, end, is_told=self.is_told)
         if self.stopping:
             self._leave(end.status)
         if self.is_reloading:
@@ -220,10 +249,16 @@ class Supervisor:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._idle(left, line)
-            for number in self.signals.heard():
-                if number in STOPS:
-                    self._leave(128 + number)
+            if self._is_urged():
                 return
+
+    def _is_urged(self) -> bool:
+        """Whether SIGHUP has come, which wants a start at once; told to stop, end."""
+        heard = self.signals.heard()
+        for number in heard:
+            if number in STOPS:
+                self._leave(128 + number)
+        return bool(heard)
 
     def _idle(self, seconds: float, line: str) -> None:
         """Wait while there is no server to look at, and let systemd hear that this is no hang."""

@@ -3,12 +3,12 @@
     python -P -m entrypoint.vllm_plugin.standby SOCKET_FD NOTES yes|auto
 
 It says on the socket when it is ready, or what stands against forking it, as one JSON object a
-message; at the word `look` it says so again, and whether it is still what is installed. At `learn`
-it imports what its servers have noted in the file NOTES, and compiles as they do, if that is
-harmless. At `fork` it forks: the descriptors that came with the word are the fork's, and the first
-of them is a connection, on which that says its pid, and reads what to serve. It is no child of the
-standby: the nearest reaper above adopts it at once. `auto`: not where forks have not been tried,
-which is then what it says.
+message; at the word `look` it says so again, or that it is not any more what is installed. At
+`learn` it first imports what its servers have noted in the file NOTES, and compiles as they do, if
+that is harmless. At `fork` it forks: the descriptors that came with the word are the fork's, and
+the first of them is a connection, on which that says its pid, and reads what to serve. It is no
+child of the standby: the nearest reaper above adopts it at once. `auto`: not where forks have not
+been tried, which is then what it says.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import math
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +51,8 @@ ADOPTION_SECONDS: Final = 0.001
 """Between two looks whether the process between is gone, which has nothing else to do."""
 
 Stamp = tuple[int, int]
+NEVER: Final[Stamp] = (-1, -1)
+"""Of a file that was changed while it was imported: nobody knows which of the two it was."""
 
 
 class Standby:
@@ -60,27 +63,30 @@ class Standby:
         self.channel, self.notes = channel, notes
         self.imported: dict[str, Stamp | None] = {}
         self.has_compiled = False
+        began = time.time_ns()
         learned.import_all(MODULES)
         with suppress(ImportError):
             # It looks for its place in memory once; it is not there once the environment changed.
             importlib.import_module("setproctitle").getproctitle()
         self._learn()
+        self._remember_files(began)
         # vLLM sets some when it is imported, for all its processes; a fork imports it no more.
         self.added = {n: v for n, v in os.environ.items() if before.get(n) != v}
-        say(channel, "", forking.obstacle())
+        say(channel, forking.obstacle())
 
     def _learn(self) -> None:
-        """Import what servers have noted; remember which files all of it came from."""
-        found = learned.names(self.notes)
-        if found and _is_harmless(lambda: learned.import_all(found)):
-            learned.import_all(found)
-        elif found:
-            # Else the next standby would try the same.
-            self.notes.unlink(missing_ok=True)
+        """Import what servers have noted, but what does harm."""
+        found, refused = learned.tried(learned.names(self.notes), forking.obstacle())
+        # Else the next standby would try the same.
+        learned.refuse(self.notes, refused)
+        learned.import_all(found)
+
+    def _remember_files(self, began: int) -> None:
+        """Remember which files all that is imported came from; what is new has come since then."""
         files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
         for path in files - self.imported.keys():
             if isinstance(path, str):
-                self.imported[path] = _stamp(path)
+                self.imported[path] = _stamp(path, began)
         gc.collect()
         # What is never collected is never written to: its pages stay shared with every fork.
         gc.freeze()
@@ -89,7 +95,12 @@ class Standby:
         """Have torch's compiler at hand, once, if servers use it."""
         if not self.has_compiled and compiling.is_used(learned.noted(self.notes)):
             self.has_compiled = True
-            compiling.build(_is_harmless)
+            try:
+                compiling.build(lambda do: learned.harmless(do, forking.obstacle()))
+            except OSError as error:
+                from entrypoint.vllm_plugin import compat
+
+                compat.logger().warning("shardboot: the standby compiles nothing: %s", error)
 
     def wait_for_orders(self) -> list[int]:
         """Return in a fork, with the descriptors for it. Ends when nobody is left to ask."""
@@ -98,11 +109,13 @@ class Standby:
             if not order:
                 os._exit(0)
             if order == b"look":
-                say(self.channel, "look", self._changed())
+                say(self.channel, self._changed())
             elif order == b"learn":
+                began = time.time_ns()
                 self._compile()
                 self._learn()
-                say(self.channel, "learn", forking.obstacle())
+                self._remember_files(began)
+                say(self.channel, forking.obstacle() or self._changed())
             elif _is_fork():
                 self.channel.close()
                 return descriptors
@@ -117,9 +130,9 @@ class Standby:
         return ""
 
 
-def say(channel: socket.socket, order: str, obstacle: str) -> None:
-    """Answer an order: whether anything stands against a fork."""
-    channel.send(json.dumps({"to": order, "obstacle": obstacle}).encode())
+def say(channel: socket.socket, obstacle: str) -> None:
+    """Say, and answer an order by, whether anything stands against a fork."""
+    channel.send(json.dumps({"obstacle": obstacle}).encode())
 
 
 def untried() -> str:
@@ -130,16 +143,13 @@ def untried() -> str:
     return f"forks are untried on {platform.device_type}; --single-import yes has them"
 
 
-def _is_harmless(do: Callable[[], None]) -> bool:
-    return learned.harmless(do, forking.obstacle())
-
-
-def _stamp(path: str) -> Stamp | None:
+def _stamp(path: str, began: float = math.inf) -> Stamp | None:
+    """Return what tells a file from the next one of its name, if it is older than `began`."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino
+    return (found.st_mtime_ns, found.st_ino) if found.st_ctime_ns <= began else NEVER
 
 
 def _is_fork() -> bool:
@@ -190,7 +200,7 @@ def main() -> None:
     channel.set_inheritable(False)
     notes, before = Path(sys.argv[2]), dict(os.environ)
     if sys.argv[3] == "auto" and (why := untried()):
-        say(channel, "", why)
+        say(channel, why)
         return
     standby = Standby(channel, notes, before)
     become(standby.wait_for_orders(), notes, standby.added)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -59,6 +60,16 @@ def wait_for_server(house: House, event: str = "listening") -> int:
         assert house.run("wait").status == 0
     pid: int = house.attempts[-1]["pid"]
     return pid
+
+
+def descriptors(pid: int) -> set[str]:
+    return {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def wait_for_health(house: House, supervisor: int) -> None:
+    """Wait until it has seen the server healthy: from then on it watches all its processes."""
+    while "anon_inode:[pidfd]" not in descriptors(supervisor):
+        assert house.run("health").status == 0
 
 
 def wait_for_line(process: subprocess.Popen[str], event: str) -> str:

@@ -20,7 +20,7 @@ class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
 
-def listen(args: argparse.Namespace, status: Callable[[], int]) -> None:
+def listen(args: argparse.Namespace, status: Callable[[], int]) -> socketserver.TCPServer:
     """Answer in the background, as the words that were read into `args` say."""
     names = args.served_model_name or [args.model_tag or args.model]
     Health.rules = staticmethod(lambda: {"health": status(), "names": names})
@@ -34,3 +34,4 @@ def listen(args: argparse.Namespace, status: Callable[[], int]) -> None:
         context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile)
         server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server

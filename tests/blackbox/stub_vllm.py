@@ -19,8 +19,11 @@ import json
 import multiprocessing
 import os
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
+import time
 import types
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -268,7 +271,7 @@ def serve(words: list[str], rules: dict[str, Any]) -> None:
         tell("staying")
         sys.stdin.read()
     if "answers" in rules:
-        answer_http(words)
+        answer_http(words, rules.get("drains"))
     for number in rules.get("ignores", []):
         signal.signal(number, signal.SIG_IGN)
     if "heeds" in rules:
@@ -288,8 +291,11 @@ def heed(numbers: list[int]) -> None:
         signal.pause()
 
 
-def answer_http(words: list[str]) -> None:
-    """Listen where the words say, as real vLLM would, until nobody needs this any more."""
+def answer_http(words: list[str], drains: float | None) -> None:
+    """Listen where the words say, as real vLLM would, until nobody needs this any more.
+
+    What `drains` finishes what it has begun when it is told to stop, which takes such seconds.
+    """
     from blackbox import stub_http  # dear, and few tests need it
 
     def status() -> int:
@@ -297,9 +303,25 @@ def answer_http(words: list[str]) -> None:
         return found
 
     args, _ = parser().parse_known_args(words[2:])
-    stub_http.listen(args, status)
+    server = stub_http.listen(args, status)
+    if drains is not None:
+        drain(server, drains)
     tell("listening")
     sys.stdin.read()
+
+
+def drain(server: socketserver.TCPServer, seconds: float) -> None:
+    """Serve until told to stop; then listen no more, lose a worker, and take so long to end."""
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    with subprocess.Popen(["sleep", "1000"]) as worker:
+        tell("listening")
+        told.wait()
+        server.shutdown()
+        server.server_close()
+        worker.kill()
+    time.sleep(seconds)
+    os._exit(0)
 
 
 def stand_by(told: list[str], mine: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from blackbox.standing_by import (
     parent,
     server_of,
     supervised,
+    wait_for_health,
     wait_for_server,
 )
 from blackbox.watching import health
@@ -241,10 +242,6 @@ def test_it_sleeps_while_a_server_serves(saved: House) -> None:
         assert len(set(counts[-8:])) == 1
 
 
-def descriptors(pid: int) -> set[str]:
-    return {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
-
-
 def switches(pid: int) -> int:
     """Return how often a process has been put on a processor, by its own will or not."""
     text = Path(f"/proc/{pid}/status").read_text()
@@ -255,9 +252,7 @@ def test_a_server_whose_process_died_and_that_says_so_is_not_waited_for(saved: H
     saved.rules(serve={"answers": 200, "orphan": True})
     with supervised(saved) as process:
         first = wait_for_server(saved)
-        # From when it has seen the server healthy, it watches all its processes.
-        while "anon_inode:[pidfd]" not in descriptors(process.pid):
-            assert saved.run("health").status == 0
+        wait_for_health(saved, process.pid)
         saved.rules(serve={"answers": 503, "orphan": True})
         os.kill(int((saved.root / "orphan").read_text()), signal.SIGKILL)
         saved.wait_for("listening")

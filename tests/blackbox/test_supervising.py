@@ -13,17 +13,23 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from blackbox.harness import House, is_gone
+from blackbox.harness import LAUNCH, House, is_gone
 from blackbox.openhouse import open_house
 from blackbox.standing_by import (
     Systemd,
+    children,
     ends,
+    server_of,
     supervised,
+    wait_for_health,
     wait_for_line,
     wait_for_server,
 )
 from blackbox.watching import health
 
+IMPATIENT: Final = (
+    f"from entrypoint.supervise import supervisor; supervisor.BUSY_SECONDS = 0.1; {LAUNCH}"
+)
 FREEZER: Final = Path("/sys/fs/cgroup/freezer")
 ANSWERS: Final = {"answers": 200}
 MOST: Final = 64
@@ -108,6 +114,101 @@ def test_told_to_stop_between_two_servers_it_stops(saved: House) -> None:
         wait_for_line(process, "server.ended")
         process.terminate()
         assert process.wait(20) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_server_that_was_told_to_stop_may_finish_what_it_has_begun(
+    saved: House, number: signal.Signals
+) -> None:
+    saved.rules(serve=ANSWERS | {"drains": 2})
+    with supervised(saved) as process:
+        first = wait_for_server(saved)
+        wait_for_health(saved, process.pid)
+        saved.rules(serve=ANSWERS)
+        process.send_signal(number)
+        if number == signal.SIGHUP:
+            wait_for_server(saved)
+            assert is_gone(first)
+        else:
+            assert process.wait(20) == 0
+        assert ends(saved)[0] == 0
+
+
+def test_a_vllm_that_cannot_be_executed_is_not_tried_again(saved: House) -> None:
+    (saved.bin / "vllm").write_text("#!/none/such/python3\n")
+    boot = saved.serve()
+    assert boot.status == 126
+    assert "engine.failed" in boot.events
+    assert "internal.error" not in boot.stderr
+    with supervised(saved) as process:
+        assert process.wait(60) == 126
+        assert "server.gave-up" in saved.finish(process).events
+    assert ends(saved) == [126]
+
+
+def test_while_a_standby_is_busy_signals_are_heard_and_nothing_hangs(
+    saved: House, systemd: Systemd
+) -> None:
+    with supervised(saved, **systemd.environ) as process:
+        server = wait_for_server(saved)
+        systemd.wait_for("READY", "1")
+        silence(process.pid, server)
+        os.kill(server, signal.SIGKILL)
+        systemd.wait_for("STATUS", "restarting: waiting for the standby")
+        for _ in range(3):
+            assert systemd.hear()["WATCHDOG"] == "1"
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
+
+
+def test_a_standby_that_is_busy_is_waited_for(saved: House, systemd: Systemd) -> None:
+    with supervised(saved, **systemd.environ) as process:
+        server = wait_for_server(saved)
+        systemd.wait_for("READY", "1")
+        standby = silence(process.pid, server)
+        os.kill(server, signal.SIGKILL)
+        systemd.wait_for("STATUS", "restarting: waiting for the standby")
+        os.kill(standby, signal.SIGCONT)
+        wait_for_server(saved)
+        assert server_of(saved)["signals"] == {}
+        assert saved.calls == ["standby", "serve", "serve"]
+
+
+def test_a_standby_that_is_busy_for_too_long_is_passed_over_and_then_used_again(
+    saved: House,
+) -> None:
+    with supervised(saved, launch=IMPATIENT) as process:
+        server = wait_for_server(saved)
+        standby = silence(process.pid, server)
+        os.kill(server, signal.SIGKILL)
+        wait_for_line(process, "standby.busy")
+        os.kill(standby, signal.SIGCONT)
+        server = wait_for_server(saved)
+        assert server_of(saved)["signals"]
+        os.kill(server, signal.SIGKILL)
+        wait_for_server(saved)
+        assert server_of(saved)["signals"] == {}
+        assert saved.calls == ["standby", *["serve"] * 3]
+
+
+def test_a_standby_that_says_nothing_from_one_start_to_the_next_is_renewed(saved: House) -> None:
+    with supervised(saved, launch=IMPATIENT) as process:
+        server = wait_for_server(saved)
+        silence(process.pid, server)
+        os.kill(server, signal.SIGKILL)
+        wait_for_line(process, "standby.busy")
+        os.kill(wait_for_server(saved), signal.SIGKILL)
+        assert "said nothing" in wait_for_line(process, "standby.renewed")
+        wait_for_server(saved)
+        assert server_of(saved)["signals"] == {}
+        assert saved.calls == ["standby", "serve", "serve", "standby", "serve"]
+
+
+def silence(supervisor: int, server: int) -> int:
+    """Have the standby hear nothing for now; return its pid."""
+    (standby,) = set(children(supervisor)) - {server}
+    os.kill(standby, signal.SIGSTOP)
+    return standby
 
 
 @contextmanager

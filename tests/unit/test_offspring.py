@@ -34,6 +34,15 @@ def test_all_that_descends_is_found_but_for_what_is_spared(two: tuple[int, int])
     assert not {parent, child} & set(offspring.of(os.getpid(), {parent}))
 
 
+def test_another_process_that_has_its_number_is_not_taken_for_it(two: tuple[int, int]) -> None:
+    parent, _ = two
+    known = offspring.named([parent])
+    assert offspring.living(known) == known
+    earlier = {pid: start - 1 for pid, start in known.items() if start}
+    assert list(earlier) == [parent]
+    assert offspring.living(earlier) == {}
+
+
 def test_who_waits_to_be_reaped_runs_no_more(two: tuple[int, int]) -> None:
     parent, _ = two
     offspring.kill([parent])

@@ -1,0 +1,73 @@
+"""A supervisor's bookkeeping: signals in order, and who has died by their numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Final
+
+SCRIPT: Final = """
+import os, signal, types
+from pathlib import Path
+from entrypoint.log import Log
+from entrypoint.state import process
+from entrypoint.supervise.signals import Signals
+from entrypoint.supervise.supervisor import Supervisor
+
+def supervisor():
+    settings = types.SimpleNamespace(state_dir=Path("/none"), single_import="no")
+    first = types.SimpleNamespace(settings=settings, log=Log(""), environ={}, words=("model",))
+    return Supervisor(first, None)
+
+def child(ends):
+    pid = os.fork()
+    if not pid:
+        process.die_with_parent()
+        ends or signal.pause()
+        os._exit(0)
+    if ends:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+"""
+
+
+def run(script: str) -> str:
+    command = [sys.executable, "-c", SCRIPT + script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_a_stop_comes_before_what_was_told_earlier() -> None:
+    script = """
+signals = Signals()
+for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+    os.kill(os.getpid(), number)
+print(*[signal.Signals(number).name for number in signals.heard()])
+"""
+    assert run(script) == "SIGTERM SIGHUP SIGHUP"
+
+
+def test_of_all_that_die_beside_a_server_nothing_is_remembered() -> None:
+    script = """
+made = supervisor()
+others = [child(ends=True) for _ in range(3)]
+server = types.SimpleNamespace(
+    pid=child(ends=True), has_told=True, hear=lambda: False, mourn=lambda ready: None,
+    health=types.SimpleNamespace(wait=lambda: 0.0), descriptors=[],
+)
+made._turn(server)
+print(made.ended == {server.pid: 0})
+"""
+    assert run(script) == "True"
+
+
+def test_a_fork_with_the_number_of_one_that_died_before_it_has_not_ended() -> None:
+    script = """
+made = supervisor()
+server = types.SimpleNamespace(pid=child(ends=False))
+made.ended = {server.pid: 9, 1: 0}
+made._adopt(server)
+print(made.ended)
+os.kill(server.pid, signal.SIGKILL)
+"""
+    assert run(script) == "{1: 0}"
