@@ -180,7 +180,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 def _check_unchanged(subject: Subject, environ: Mapping[str, str]) -> None:
     """Refuse a save whose source moved under it: its identity would name other bytes."""
-    now = survey(subject.source.word, subject.revision, environ, seconds=60.0)
+    now = survey(subject.source.word, subject.revision, environ, silence=60.0)
     if now.stamps != subject.source.stamps:
         msg = f"{subject.source.directory}: the source changed while it was saved"
         raise SaveError(msg, hint="boot again when nothing writes to it")

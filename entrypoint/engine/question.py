@@ -17,8 +17,7 @@ from entrypoint.checkpoint.digest import Json, digest_bytes, digest_json
 from entrypoint.checkpoint.key import FORMAT
 from entrypoint.engine.executable import Executable
 from entrypoint.engine.words import kept_positions
-from entrypoint.model.bounded import within
-from entrypoint.model.survey import LOOK_SECONDS
+from entrypoint.model.bounded import HUNG_SECONDS, Alive, while_alive
 
 MAX_NAMED_FILE_BYTES: Final = 4 * 1024 * 1024
 
@@ -66,14 +65,15 @@ def named_files(words: Sequence[str], ignorable: Mapping[str, Json]) -> str | No
     cannot be read gives a digest that no memory knows. None when a file system hangs.
     """
     kept = [words[position] for position in kept_positions(words, ignorable)]
-    found = within(LOOK_SECONDS, lambda: [list(pair) for pair in _contents(kept)])
+    found = while_alive(HUNG_SECONDS, lambda alive: [list(pair) for pair in _contents(kept, alive)])
     return None if found is None else digest_json(found)
 
 
-def _contents(words: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _contents(words: Iterable[str], alive: Alive) -> Iterator[tuple[str, str]]:
     for word in words:
         for text in _texts(word):
             for path in (text, f"{text}/config.json"):
+                alive()
                 try:
                     data = _read(path)
                 except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
@@ -82,7 +82,7 @@ def _contents(words: Iterable[str]) -> Iterator[tuple[str, str]]:
                     data = os.urandom(16)
                 yield path, digest_bytes(data)
                 if path.endswith((".yaml", ".yml")):
-                    yield from _contents(data.decode(errors="replace").split())
+                    yield from _contents(data.decode(errors="replace").split(), alive)
 
 
 def _read(path: str) -> bytes:

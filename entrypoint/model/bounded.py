@@ -1,4 +1,4 @@
-"""Looking at foreign file systems without waiting for them: in a child, with a time bound."""
+"""Looking at foreign file systems without waiting for them: in a child, and not for ever."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import time
 from collections.abc import Callable
 from typing import Final, NoReturn
 
@@ -14,12 +13,27 @@ from entrypoint.checkpoint.digest import Json
 
 STDERR: Final = 2
 
+HUNG_SECONDS: Final = 30.0
+"""Whoever is silent for so long hangs: a cold network takes seconds for an answer, not more."""
+
+Alive = Callable[[], None]
+
 
 def within(seconds: float, look: Callable[[], Json]) -> Json:
     """Return what `look` returns in a forked child, or None when it takes longer, or dies.
 
-    A child that hangs in the kernel is left behind: nobody can end or reap it before its mount
-    answers. It keeps nothing of ours open. `look` must not return None, nor need a descriptor.
+    As `while_alive`, of which it is all but the signs of life.
+    """
+    return while_alive(seconds, lambda _: look())
+
+
+def while_alive(silence: float, look: Callable[[Alive], Json]) -> Json:
+    """Return what `look` returns in a forked child, or None when it falls silent, or dies.
+
+    It may take as long as it likes while no two calls of what it is given lie `silence` seconds
+    apart: many files are no hung mount. A child that hangs in the kernel is left behind: nobody
+    can end or reap it before its mount answers. It keeps nothing of ours open. `look` must not
+    return None, nor need a descriptor.
     Raises: OSError where no process is to be had.
     """
     reader, writer = os.pipe()
@@ -34,7 +48,7 @@ def within(seconds: float, look: Callable[[], Json]) -> Json:
         _report(writer, look)
     os.close(writer)
     try:
-        answer = _gather(reader, time.monotonic() + seconds)
+        answer = _gather(reader, silence)
     finally:
         os.close(reader)
     if answer is None:
@@ -59,15 +73,20 @@ def _fork() -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _report(writer: int, look: Callable[[], Json]) -> NoReturn:
+def _report(writer: int, look: Callable[[Alive], Json]) -> NoReturn:
     """In the child: send what was found and end, without anything of the parent's exit."""
     try:
         _close_all_but(writer)
-        data = json.dumps(look()).encode()
-        while data:
-            data = data[os.write(writer, data) :]
+        # A blank before a JSON document means nothing in it.
+        data = json.dumps(look(lambda: _write(writer, b" "))).encode()
+        _write(writer, data)
     finally:
         os._exit(0)
+
+
+def _write(writer: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(writer, data) :]
 
 
 def _close_all_but(writer: int) -> None:
@@ -79,13 +98,11 @@ def _close_all_but(writer: int) -> None:
             os.closerange(descriptor, descriptor + 1)
 
 
-def _gather(descriptor: int, deadline: float) -> bytes | None:
+def _gather(descriptor: int, silence: float) -> bytes | None:
     answer = b""
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-            return None
+    while select.select([descriptor], [], [], silence)[0]:
         piece = os.read(descriptor, 1 << 20)
         if not piece:
-            return answer or None
+            return answer.lstrip() or None
         answer += piece
+    return None

@@ -1,7 +1,8 @@
 """Looking at the source: where it is, which files it has, whether this user may read them.
 
-Every look runs in a child with a time bound: a hung mount must never block a boot that has a
-checkpoint already.
+Every look runs in a child, which is given up once it falls silent: a hung mount must never block
+a boot that has a checkpoint already, and a slow one must never be taken for hung, since what was
+there before would be served.
 """
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
@@ -18,9 +19,8 @@ from entrypoint.checkpoint.inspect import Stamp
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from entrypoint.errors import OwnershipError
 from entrypoint.model import hub
-from entrypoint.model.bounded import within
+from entrypoint.model.bounded import HUNG_SECONDS, Alive, while_alive
 
-LOOK_SECONDS: Final = 2.0
 PREFERRED_WEIGHTS: Final = (".safetensors",)
 OTHER_WEIGHTS: Final = (".bin", ".pt", ".pth", ".gguf")
 MODEL_SUFFIXES: Final = (
@@ -74,13 +74,15 @@ class Survey(NamedTuple):
 
 
 def survey(
-    word: str, revision: str | None, environ: Mapping[str, str], seconds: float = LOOK_SECONDS
+    word: str, revision: str | None, environ: Mapping[str, str], silence: float = HUNG_SECONDS
 ) -> Survey:
-    """Look at the source in a child, for at most `seconds`; a hang is reported, never waited for.
+    """Look at the source in a child, and wait while it gets on; a hang is reported.
 
     Raises: OwnershipError when the source is there and this user may not read its small files.
     """
-    answer = within(seconds, lambda: cast("Json", look(word, revision, environ)._asdict()))
+    answer = while_alive(
+        silence, lambda alive: cast("Json", look(word, revision, environ, alive)._asdict())
+    )
     if not isinstance(answer, dict):
         return Survey(word=word, timed_out=True)
     found = decode(cast("dict[str, Any]", answer))
@@ -89,13 +91,13 @@ def survey(
     return found
 
 
-def require_readable(found: Survey, seconds: float = LOOK_SECONDS) -> None:
-    """Open every weight file, in a child that is not waited for any longer than that.
+def require_readable(found: Survey, silence: float = HUNG_SECONDS) -> None:
+    """Open every weight file, in a child that is waited for while it gets on.
 
     A hit has no need of it, and on a network each file costs a round trip.
     Raises: OwnershipError naming a file that this user may not read.
     """
-    denied = within(seconds, lambda: _first_denied(found))
+    denied = while_alive(silence, lambda alive: _first_denied(found, alive))
     if denied:
         raise _not_readable(str(denied))
 
@@ -105,9 +107,10 @@ def _not_readable(path: str) -> OwnershipError:
     return OwnershipError(msg, hint="chown or chmod the source, or choose another --user")
 
 
-def _first_denied(found: Survey) -> str:
+def _first_denied(found: Survey, alive: Alive) -> str:
     """Return the first weight file that may not be read, or ""."""
     for file in found.weights:
+        alive()
         path = os.path.join(str(found.directory), file.path)
         try:
             _open(path)
@@ -131,10 +134,18 @@ def decode(fields: dict[str, Any]) -> Survey:
     return Survey(**fields)
 
 
-def look(word: str, revision: str | None, environ: Mapping[str, str]) -> Survey:
-    """Find the source on this machine, and stat its files. May hang with the file system."""
+def look(
+    word: str,
+    revision: str | None,
+    environ: Mapping[str, str],
+    alive: Alive = lambda: None,
+) -> Survey:
+    """Find the source on this machine, and stat its files. May hang with the file system.
+
+    `alive` is called before every question but the first few.
+    """
     try:
-        return _look(word, revision, environ)
+        return _look(word, revision, environ, alive)
     except PermissionError as error:
         return Survey(word=word, denied=str(error.filename))
     except FileNotFoundError as error:
@@ -143,7 +154,7 @@ def look(word: str, revision: str | None, environ: Mapping[str, str]) -> Survey:
         return Survey(word=word, broken=f"{error.filename}: {error.strerror}")
 
 
-def _look(word: str, revision: str | None, environ: Mapping[str, str]) -> Survey:
+def _look(word: str, revision: str | None, environ: Mapping[str, str], alive: Alive) -> Survey:
     directory, commit = _locate(word, revision, environ)
     # A branch moves on: what it was when a config was fetched is not what vLLM would load today.
     absent = Survey(word=word, revision=hub.full_commit(revision))
@@ -151,7 +162,7 @@ def _look(word: str, revision: str | None, environ: Mapping[str, str]) -> Survey
         return absent
     if _is_checkpoint(directory):
         return Survey(word=word, directory=str(directory.resolve()), is_checkpoint=True)
-    weights, model_files = _files(str(directory))
+    weights, model_files = _files(str(directory), alive)
     if not weights and not Path(word).is_dir():
         # A hub id of which only the config was fetched so far.
         return absent
@@ -191,13 +202,13 @@ def _locate(
     return snapshot, snapshot.name if snapshot is not None else None
 
 
-def _files(directory: str) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ...]]:
+def _files(directory: str, alive: Alive) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ...]]:
     """Return (weights, model files), each sorted by path; a dangling link is an error.
 
     Weight indexes are among the model files: vLLM chooses shards by them.
     """
     preferred, other, below, model_files = [], [], [], []
-    for path in _walk(directory):
+    for path in _walk(directory, alive):
         name = path.rpartition("/")[2].lower()
         if name.endswith((*PREFERRED_WEIGHTS, *OTHER_WEIGHTS)) and "/" in path:
             below.append(path)
@@ -211,10 +222,11 @@ def _files(directory: str) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ..
     weights = [*(preferred or other), *below]
     for path in model_files:
         # Every boot may have to read these; weights, see `require_readable`.
+        alive()
         _open(os.path.join(directory, path))
     return (
-        tuple(_stat(directory, path) for path in sorted(weights, key=_components)),
-        tuple(_stat(directory, path) for path in sorted(model_files, key=_components)),
+        tuple(_stat(directory, path, alive) for path in sorted(weights, key=_components)),
+        tuple(_stat(directory, path, alive) for path in sorted(model_files, key=_components)),
     )
 
 
@@ -229,11 +241,12 @@ def is_copied(path: str) -> bool:
     return name.endswith(MODEL_SUFFIXES) and not name.endswith(".index.json") and not is_ours
 
 
-def _walk(directory: str) -> list[str]:
+def _walk(directory: str, alive: Alive) -> list[str]:
     """Return the paths, relative to the source, of all files that may be the model's."""
     found: list[str] = []
     # What lies below and may not be read, such as lost+found, vLLM does not read either.
     for root, directories, files in os.walk(directory, onerror=_raise_at(directory)):
+        alive()
         # Hidden: .cache, .git. "original" holds the same weights in another form.
         directories[:] = sorted(
             d for d in directories if not d.startswith((".", "__pycache__")) and d != "original"
@@ -253,7 +266,8 @@ def _raise_at(top: str) -> Callable[[OSError], None]:
     return on_error
 
 
-def _stat(directory: str, relative: str) -> SourceFile:
+def _stat(directory: str, relative: str, alive: Alive) -> SourceFile:
+    alive()
     path = os.path.join(directory, relative)
     status = os.stat(path)
     return SourceFile(

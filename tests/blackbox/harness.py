@@ -58,6 +58,19 @@ if os.environ.get("SLOW_AHEAD"):
     os.preadv = preadv
 """
 
+SLOW_SOURCE = """\
+import os, time
+if os.environ.get("HUNG_AFTER"):
+    from entrypoint.model import bounded
+    bounded.HUNG_SECONDS = float(os.environ["HUNG_AFTER"])
+    from entrypoint.model import survey
+    real = survey._stat
+    def stat(*words):
+        time.sleep(float(os.environ["EACH_FILE"]))
+        return real(*words)
+    survey._stat = stat
+"""
+
 
 @dataclass(frozen=True)
 class Boot:
@@ -250,6 +263,14 @@ class House:
     def slow_ahead(self) -> dict[str, str]:
         """Return variables that make what reads ahead hang."""
         return self._inject(SLOW_AHEAD) | {"SLOW_AHEAD": "yes"}
+
+    def hung_after(self, seconds: float, *, each_file: float = 0) -> dict[str, str]:
+        """Return variables: a source hangs once silent for `seconds`; each file of it takes some.
+
+        Without, a boot waits for half a minute.
+        """
+        told = {"HUNG_AFTER": str(seconds), "EACH_FILE": str(each_file)}
+        return self._inject(SLOW_SOURCE) | told
 
     def _inject(self, code: str) -> dict[str, str]:
         """Return variables that have every Python run this at its start."""

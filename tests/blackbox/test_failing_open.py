@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from blackbox.harness import House
+from blackbox.harness import House, make_source
 from mounts import hung
 
 Breakage = Callable[[House], dict[str, object]]
@@ -180,9 +180,18 @@ def test_a_source_that_only_the_hub_has_is_served_from_there(house: House) -> No
 def test_a_source_whose_mount_hangs_never_blocks_a_local_hit(house: House) -> None:
     house.serve()
     with hung(house.model):
-        boot = house.serve()
+        boot = house.serve(**house.hung_after(1))
     assert boot.events[-2:] == ["source.hung", "local.hit"]
     assert boot.seconds < 10
+
+
+def test_a_source_that_is_only_slow_is_not_taken_for_what_it_was(house: House) -> None:
+    house.serve()
+    shutil.rmtree(house.model)
+    make_source(house.model, seed=7)
+    boot = house.serve(SHARDBOOT_ON_MISS="source", **house.hung_after(1, each_file=0.4))
+    assert boot.events[-2:] == ["source.read", "local.foreign"]
+    assert boot.words == [str(house.model), "-tp", "2"]
 
 
 def test_a_shared_store_whose_mount_hangs_is_not_waited_for(house: House) -> None:

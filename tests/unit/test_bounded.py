@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 from entrypoint.model import bounded
+from entrypoint.model.bounded import Alive
 
 PROGRAM = """
 import os, signal
@@ -49,3 +52,32 @@ def test_a_signal_that_comes_during_a_fork_is_heard_after_it() -> None:
         [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True
     )
     assert (found.stdout, found.stderr) == ("told\n", "")
+
+
+def test_who_gets_on_may_take_longer_than_any_silence() -> None:
+    def look(alive: Alive) -> str:
+        for _ in range(12):
+            threading.Event().wait(0.1)
+            alive()
+        return "done"
+
+    assert bounded.while_alive(1, look) == "done"
+
+
+def test_who_falls_silent_after_signs_of_life_is_given_up() -> None:
+    def look(alive: Alive) -> str:
+        alive()
+        threading.Event().wait()
+        return "never"
+
+    started = time.monotonic()
+    assert bounded.while_alive(0.2, look) is None
+    assert time.monotonic() - started < 2
+
+
+def test_who_dies_after_signs_of_life_has_said_nothing() -> None:
+    def look(alive: Alive) -> str:
+        alive()
+        raise SystemExit
+
+    assert bounded.while_alive(60, look) is None

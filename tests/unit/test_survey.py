@@ -27,7 +27,7 @@ def fill(directory: Path, *paths: str) -> Path:
 
 
 def look(word: object, revision: str | None = None, **environ: str) -> Survey:
-    return survey(str(word), revision, environ, seconds=20)
+    return survey(str(word), revision, environ, silence=20)
 
 
 def names(found: Survey) -> tuple[list[str], list[str]]:
@@ -265,7 +265,7 @@ def test_a_look_that_hangs_is_given_up_in_time(
 ) -> None:
     monkeypatch.setattr(surveys, "look", lambda *_: threading.Event().wait())
     started = time.monotonic()
-    found = survey(str(tmp_path), None, {}, seconds=0.2)
+    found = survey(str(tmp_path), None, {}, silence=0.2)
     assert found.timed_out
     assert time.monotonic() - started < 2
 
