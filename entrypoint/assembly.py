@@ -20,6 +20,7 @@ from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import checkpoint_name, layout_of
 from entrypoint.checkpoint.manifest import Manifest, Source
 from entrypoint.errors import SaveError, ShardbootError
+from entrypoint.model import hub
 from entrypoint.model import identity as model_identity
 from entrypoint.model import survey as surveys
 from entrypoint.model.identity import Identity
@@ -113,7 +114,7 @@ def assemble(
         _fragments(staging, subject.key),
         model_files,
         subject.key._replace(model=identity.ways["blake3"]),
-        Source(name=subject.word, revision=subject.source.revision, identity=identity.ways),
+        Source(subject.word, _commit(subject.source, identity), identity.ways),
         save=_about(subject, seconds),
         # Finer than a second: saves are told apart by the bytes of their manifests.
         created_at=dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
@@ -184,6 +185,22 @@ def _check_unchanged(subject: Subject, environ: Mapping[str, str]) -> None:
     if now.stamps != subject.source.stamps:
         msg = f"{subject.source.directory}: the source changed while it was saved"
         raise SaveError(msg, hint="boot again when nothing writes to it")
+
+
+def _commit(source: Survey, identity: Identity) -> str | None:
+    """Return the commit that the source is, None where any file is not what the hub named it by.
+
+    Elsewhere the commit alone tells what a checkpoint was saved from. Raises: SaveError.
+    """
+    # Beside "blake3", from a full read: see `Identity`.
+    if source.directory is None or "sha256" not in identity.ways:
+        return None
+    root = Path(source.directory)
+    try:
+        is_whole = all(hub.is_named_right(root / file.path) for file in source.model_files)
+    except OSError as error:
+        raise SaveError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    return source.revision if is_whole else None
 
 
 def _about(subject: Subject, seconds: float) -> dict[str, Json]:

@@ -51,6 +51,36 @@ def mounted(kind: str, directory: Path, megabytes: int) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def image_mounted(contents: Path, point: Path, epoch: int) -> Iterator[None]:
+    """Make an image of `contents` of the date `epoch`, mount it at `point`; skip where none is."""
+    if os.geteuid() != 0 or shutil.which("mksquashfs") is None:
+        pytest.skip("an image needs root and mksquashfs")
+    image = contents.with_suffix(".squashfs")
+    image.unlink(missing_ok=True)
+    environ = {k: v for k, v in os.environ.items() if k != "SOURCE_DATE_EPOCH"}
+    make = [
+        "mksquashfs",
+        str(contents),
+        str(image),
+        "-quiet",
+        "-no-progress",
+        "-mkfs-time",
+        str(epoch),
+    ]
+    subprocess.run(make, check=True, capture_output=True, env=environ)
+    point.mkdir()
+    command = ["mount", "-t", "squashfs", "-o", "loop,ro", str(image), str(point)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        assert any(reason in done.stderr for reason in MACHINES), done.stderr
+        pytest.skip(f"squashfs cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(point)], check=True)
+
+
+@contextlib.contextmanager
 def hung(point: Path) -> Iterator[Path]:
     """Mount a file system whose server never answers, as NFS does when its host is gone."""
     if os.geteuid() != 0 or not Path("/dev/fuse").exists():

@@ -22,19 +22,22 @@ Alive = Callable[[], None]
 def within(seconds: float, look: Callable[[], Json]) -> Json:
     """Return what `look` returns in a forked child, or None when it takes longer, or dies.
 
-    As `while_alive`, of which it is all but the signs of life.
+    Else as `while_alive`.
     """
-    return while_alive(seconds, lambda _: look())
+    try:
+        return while_alive(seconds, lambda _: look())
+    except ChildProcessError:
+        return None
 
 
 def while_alive(silence: float, look: Callable[[Alive], Json]) -> Json:
-    """Return what `look` returns in a forked child, or None when it falls silent, or dies.
+    """Return what `look` returns in a forked child, or None when it falls silent.
 
     It may take as long as it likes while no two calls of what it is given lie `silence` seconds
     apart: many files are no hung mount. A child that hangs in the kernel is left behind: nobody
     can end or reap it before its mount answers. It keeps nothing of ours open. `look` must not
     return None, nor need a descriptor.
-    Raises: OSError where no process is to be had.
+    Raises: OSError where no process is to be had; ChildProcessError when it dies.
     """
     reader, writer = os.pipe()
     try:
@@ -56,6 +59,9 @@ def while_alive(silence: float, look: Callable[[Alive], Json]) -> Json:
         os.waitpid(pid, os.WNOHANG)
         return None
     os.waitpid(pid, 0)
+    if not answer:
+        msg = "a child that looked at a file system died"
+        raise ChildProcessError(msg)
     value: Json = json.loads(answer)
     return value
 
@@ -103,6 +109,6 @@ def _gather(descriptor: int, silence: float) -> bytes | None:
     while select.select([descriptor], [], [], silence)[0]:
         piece = os.read(descriptor, 1 << 20)
         if not piece:
-            return answer.lstrip() or None
+            return answer.lstrip()
         answer += piece
     return None

@@ -63,3 +63,17 @@ def blob_sha256(path: str) -> str | None:
         return None
     target = os.path.basename(os.readlink(path))
     return target if re.fullmatch(r"[0-9a-f]{64}", target) else None
+
+
+def is_named_right(path: Path) -> bool:
+    """Whether a file is linked to a blob whose name is its content's: a sha256, or git's sha1.
+
+    Raises: OSError.
+    """
+    import hashlib  # noqa: PLC0415 - only a save asks
+
+    if not path.is_symlink():
+        return False
+    name, data = path.readlink().name, path.read_bytes()
+    as_git = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
+    return name in (hashlib.sha256(data).hexdigest(), as_git.hexdigest())

@@ -3,6 +3,8 @@
 Two ways to say it: "sha256", from the names of the hub's blobs, without reading a weight; and
 "blake3", over every weight file's whole content. Both take in the bytes of all model files, since
 another tokenizer or template under the same weights is another model.
+
+A blob's name is taken at its word until its file moves under it, or a full read finds it wrong.
 """
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
@@ -10,26 +12,24 @@ another tokenizer or template under the same weights is another model.
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from blake3 import blake3
 
 from entrypoint.checkpoint.digest import PIECE_BYTES, Json, digest_file, digest_json
 from entrypoint.checkpoint.key import Key
-from entrypoint.errors import DamagedError, StoreError
+from entrypoint.errors import StoreError
+from entrypoint.model import lookalike
 from entrypoint.model.hub import hub_cache
 from entrypoint.model.survey import SourceFile, Survey, require_readable
 from entrypoint.state.memory import Memory
-
-SAMPLE_BYTES: Final = 64
-TRUE_MTIME_NS: Final = 86_400 * 366 * 10**9
-"""Below it, an mtime says only that somebody set all of them to an epoch."""
 
 
 class Identity(NamedTuple):
     """The source as known so far: digests of its model files, and of the whole by each way.
 
-    `ways` holds "sha256" and "blake3" as far as they are known without reading weights.
+    `ways` holds "sha256" and "blake3" as far as they are known without reading weights; beside
+    "blake3" the other one is no word of the hub's, but was found by a full read as well.
     """
 
     model_files: Mapping[str, str]
@@ -52,16 +52,14 @@ def key_by_config(key: Key, identity: Identity) -> str:
 def recall(survey: Survey, memory: Memory) -> Identity:
     """Return what is known of the source without reading a weight byte; keeps what it learns.
 
-    Remembered under every file's (path, size, mtime, inode, ctime); else, where the directory,
-    names, sizes, mtimes and a sample of bytes of every tensor are as remembered, taken for the
-    same files, unless their mtimes were made equal by whoever packed them.
+    Remembered under every file's (path, size, mtime, inode, ctime), unless other files may have the
+    same (`Survey.undated`); else by `lookalike`, or by the names of the hub's blobs.
     Raises: StoreError when a model file cannot be read; OwnershipError when a weight file may not.
     """
     if survey.directory is None or survey.is_checkpoint:
         return Identity({}, {})
-    question = _question(survey.directory)
-    known = memory.recall("identities", question)
-    if isinstance(known, dict) and known.get("stamps") == survey.stamps:
+    known = _known(survey, memory)
+    if known.get("stamps") == survey.stamps and survey.undated != "":
         return _identity_from(known)
     require_readable(survey)
     root = Path(survey.directory)
@@ -69,9 +67,10 @@ def recall(survey: Survey, memory: Memory) -> Identity:
         model_files = {f.path: digest_file(root / f.path) for f in survey.model_files}
     except OSError as error:
         raise StoreError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    ways = _from_blobs(survey, model_files) | _from_sample(survey, model_files, memory)
+    named = _named(survey, known)
+    ways = lookalike.recall(survey, model_files, memory) or _by_name(survey, named, model_files)
     identity = Identity(model_files, ways)
-    _keep(survey, identity, memory)
+    _keep(survey, identity, named, memory)
     return identity
 
 
@@ -88,27 +87,24 @@ def read_in_full(
     if "blake3" in identity.ways or survey.directory is None:
         return identity
     root = Path(survey.directory)
-    ways = dict(identity.ways)
+    contents: dict[str, str] = {}
+    named: dict[str, Json] = {}
     try:
-        contents: dict[str, str] = {}
         for file in survey.weights:
             contents[file.path], is_named_right = _read_one(root / file.path, file, on_bytes)
-            if not is_named_right:
-                # Written to through its link: the blob's name tells nothing any more.
-                ways.pop("sha256", None)
+            if file.sha256 is not None:
+                # Else written to through its link: the blob's name tells nothing any more.
+                named[file.path] = [file.sha256, list(file.stamp) if is_named_right else None]
             status = (root / file.path).stat()
             if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
                 raise StoreError(f"{root / file.path}: changed while it was read")
     except OSError as error:
         raise StoreError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    ways["blake3"] = _digest(survey, contents, identity.model_files)
+    ways = {"blake3": _digest(survey, contents, identity.model_files)}
+    ways |= _by_name(survey, named, identity.model_files)
     complete = Identity(identity.model_files, ways)
-    _keep(survey, complete, memory)
-    memory.remember(
-        "identities",
-        _lookalike(survey, identity.model_files),
-        {"sample": sample(survey), "blake3": ways["blake3"]},
-    )
+    _keep(survey, complete, named, memory)
+    lookalike.remember(survey, identity.model_files, ways, memory)
     return complete
 
 
@@ -174,8 +170,14 @@ def _identity_from(known: Mapping[str, Json]) -> Identity:
     )
 
 
-def _keep(survey: Survey, identity: Identity, memory: Memory) -> None:
+def _known(survey: Survey, memory: Memory) -> Mapping[str, Json]:
+    known = memory.recall("identities", _question(cast("str", survey.directory)))
+    return known if isinstance(known, dict) else {}
+
+
+def _keep(survey: Survey, identity: Identity, named: Mapping[str, Json], memory: Memory) -> None:
     entry: dict[str, Json] = {"stamps": survey.stamps, **_to_json(identity)}
+    entry["named"] = cast("Json", dict(named))
     memory.remember("identities", _question(cast("str", survey.directory)), entry)
 
 
@@ -184,50 +186,30 @@ def _digest(survey: Survey, contents: Mapping[str, str], model_files: Mapping[st
     return digest_json([weights, cast("Json", dict(model_files))])
 
 
-def _from_blobs(survey: Survey, model_files: Mapping[str, str]) -> dict[str, str]:
-    if not survey.weights or not all(file.sha256 for file in survey.weights):
+def _named(survey: Survey, known: Mapping[str, Json]) -> dict[str, Json]:
+    """Return each blob's [name, stamp for which it stands], by the path of the weight.
+
+    That is the first stamp seen by that name; None where the name is doubtful until it was read.
+    """
+    before = cast("Mapping[str, list[Json]]", known.get("named", {}))
+    named: dict[str, Json] = {}
+    for file in survey.weights:
+        earlier = before.get(file.path)
+        if earlier is not None and earlier[0] == file.sha256:
+            named[file.path] = earlier
+        elif file.sha256 is not None:
+            named[file.path] = [file.sha256, None if file.is_later else list(file.stamp)]
+    return named
+
+
+def _by_name(
+    survey: Survey, named: Mapping[str, Json], model_files: Mapping[str, str]
+) -> dict[str, str]:
+    """Return "sha256" where every weight is a blob that has not moved since it had that name."""
+    if not survey.weights:
         return {}
+    for file in survey.weights:
+        if named.get(file.path) != [file.sha256, list(file.stamp)]:
+            return {}
     contents = {f.path: cast("str", f.sha256) for f in survey.weights}
     return {"sha256": _digest(survey, contents, model_files)}
-
-
-def _lookalike(survey: Survey, model_files: Mapping[str, str]) -> str:
-    # Whole seconds: an image layer keeps no finer mtime. The directory: a fine-tune beside it may
-    # have been written in the same second.
-    weights: list[Json] = [[f.path, f.size, f.mtime_ns // 10**9] for f in survey.weights]
-    return digest_json(["lookalike", survey.directory, weights, cast("Json", dict(model_files))])
-
-
-def _from_sample(survey: Survey, model_files: Mapping[str, str], memory: Memory) -> dict[str, str]:
-    known = memory.recall("identities", _lookalike(survey, model_files))
-    if any(file.mtime_ns < TRUE_MTIME_NS for file in survey.weights):
-        return {}
-    if not isinstance(known, dict) or known.get("sample") != sample(survey):
-        return {}
-    return {"blake3": cast("str", known["blake3"])}
-
-
-def sample(survey: Survey) -> str:
-    """Return a digest of a few bytes of the beginning, middle and end of every tensor.
-
-    Files that are not safetensors are sampled as one tensor.
-    """
-    root = Path(cast("str", survey.directory))
-    hasher = blake3()
-    for file in survey.weights:
-        hasher.update(f"{file.path}\0{file.size}\0".encode())
-        with (root / file.path).open("rb", buffering=0) as opened:
-            for begin, end in _spans(root / file.path, file):
-                for at in (begin, (begin + end) // 2, max(begin, end - SAMPLE_BYTES)):
-                    opened.seek(at)
-                    hasher.update(opened.read(min(SAMPLE_BYTES, end - at)) or b"")
-    return str(hasher.hexdigest())
-
-
-def _spans(path: Path, file: SourceFile) -> list[tuple[int, int]]:
-    from entrypoint.checkpoint import header  # noqa: PLC0415 - a hit reads no header
-
-    try:
-        return [(s.begin, s.end) for s in header.read(path).values()]
-    except DamagedError:
-        return [(0, file.size)]

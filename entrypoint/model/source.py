@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -108,9 +109,15 @@ class SourceView:
             return same_commit or (named and not self.here.timed_out)
         if "blake3" not in theirs:
             return False
-        self.log.line(
-            "source.read",
-            f"reading {self.here.directory} once, to know which model it is",
-        )
-        self.identity = read_in_full(self.here, self.identity, self.memory)
+        self._read_in_full()
         return self.identity.ways["blake3"] == theirs["blake3"]
+
+    def _read_in_full(self) -> None:
+        why = "to know which model it is"
+        if self.here.undated is not None:
+            why += "; its times are an image's, and may be the next one's as well"
+        self.log.line("source.read", f"reading {self.here.directory} once, {why}")
+        began = time.monotonic()
+        self.identity = read_in_full(self.here, self.identity, self.memory)
+        if (seconds := time.monotonic() - began) >= 1:
+            self.log.line("source.read", f"read {self.here.directory} in {seconds:.0f} s")

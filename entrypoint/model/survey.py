@@ -9,7 +9,7 @@ there before would be served.
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -18,7 +18,7 @@ from entrypoint.checkpoint.entry import HAVE, INDEX
 from entrypoint.checkpoint.inspect import Stamp
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from entrypoint.errors import OwnershipError
-from entrypoint.model import hub
+from entrypoint.model import hub, mount
 from entrypoint.model.bounded import HUNG_SECONDS, Alive, while_alive
 
 PREFERRED_WEIGHTS: Final = (".safetensors",)
@@ -31,9 +31,15 @@ MODEL_SUFFIXES: Final = (
 
 MAX_SOURCE_FILES: Final = 20_000
 
+SECOND: Final = 10**9
+"""Of nanoseconds."""
+
 
 class SourceFile(NamedTuple):
-    """One file of the source: path relative to it, its stamp, and its blob's sha256 if known."""
+    """One file of the source: path relative to it, its stamp, and the sha256 its blob is named by.
+
+    `is_later`: that blob was written to since it was linked, while the hub links what it fetched.
+    """
 
     path: str
     size: int
@@ -41,11 +47,20 @@ class SourceFile(NamedTuple):
     inode: int
     ctime_ns: int
     sha256: str | None = None
+    is_later: bool = False
 
     @property
     def stamp(self) -> Stamp:
-        """While it stands, the bytes stand."""
+        """While it stands, the bytes stand, if the file is dated."""
         return (self.size, self.mtime_ns, self.inode, self.ctime_ns)
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether a clock has set its ctime, and not who built an image: those set whole seconds.
+
+        One image's inodes are numbered as the next one's.
+        """
+        return self.ctime_ns % SECOND != 0
 
 
 class Survey(NamedTuple):
@@ -53,7 +68,9 @@ class Survey(NamedTuple):
 
     `revision`: the full commit; of a source that is not here, only as the words name it.
     `timed_out`: the look hung, so nothing is known. `denied`: the path this user may not read.
-    `broken`: what is wrong with the source that is there, so that it is as good as none.
+    `broken`: what is wrong with the source that is there, so that it is as good as none. `undated`:
+    where files are not dated, what tells the file systems under them from any others that are ever
+    mounted there, or "" where nothing does.
     """
 
     word: str
@@ -65,12 +82,13 @@ class Survey(NamedTuple):
     timed_out: bool = False
     denied: str | None = None
     broken: str | None = None
+    undated: str | None = None
 
     @property
     def stamps(self) -> Json:
-        """Everything that moves when any byte of the source does."""
+        """Everything that moves when any byte of the source does, unless `undated` is ""."""
         files: list[Json] = [[f.path, *f.stamp] for f in (*self.weights, *self.model_files)]
-        return [self.directory, files]
+        return [self.directory, files, self.undated]
 
 
 def survey(
@@ -80,9 +98,12 @@ def survey(
 
     Raises: OwnershipError when the source is there and this user may not read its small files.
     """
-    answer = while_alive(
-        silence, lambda alive: cast("Json", look(word, revision, environ, alive)._asdict())
-    )
+    try:
+        answer = while_alive(
+            silence, lambda alive: cast("Json", look(word, revision, environ, alive)._asdict())
+        )
+    except ChildProcessError as error:
+        return Survey(word=word, broken=f"{word}: {error}")
     if not isinstance(answer, dict):
         return Survey(word=word, timed_out=True)
     found = decode(cast("dict[str, Any]", answer))
@@ -172,7 +193,17 @@ def _look(word: str, revision: str | None, environ: Mapping[str, str], alive: Al
         revision=commit,
         weights=weights,
         model_files=model_files,
+        undated=_undated(str(directory), (*weights, *model_files)),
     )
+
+
+def _undated(directory: str, files: Iterable[SourceFile]) -> str | None:
+    instances = {
+        mount.instance_of(os.path.join(directory, file.path)) for file in files if not file.is_dated
+    }
+    if not instances:
+        return None
+    return "" if "" in instances else ", ".join(sorted(instances))
 
 
 def _is_checkpoint(directory: Path) -> bool:
@@ -270,11 +301,13 @@ def _stat(directory: str, relative: str, alive: Alive) -> SourceFile:
     alive()
     path = os.path.join(directory, relative)
     status = os.stat(path)
+    sha256 = hub.blob_sha256(path)
     return SourceFile(
-        relative,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ino,
-        status.st_ctime_ns,
-        hub.blob_sha256(path),
+        path=relative,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        inode=status.st_ino,
+        ctime_ns=status.st_ctime_ns,
+        sha256=sha256,
+        is_later=sha256 is not None and status.st_mtime_ns > os.lstat(path).st_mtime_ns,
     )

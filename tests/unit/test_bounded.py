@@ -75,9 +75,10 @@ def test_who_falls_silent_after_signs_of_life_is_given_up() -> None:
     assert time.monotonic() - started < 2
 
 
-def test_who_dies_after_signs_of_life_has_said_nothing() -> None:
+def test_who_dies_is_not_taken_for_silent() -> None:
     def look(alive: Alive) -> str:
         alive()
         raise SystemExit
 
-    assert bounded.while_alive(60, look) is None
+    with pytest.raises(ChildProcessError, match="died"):
+        bounded.while_alive(60, look)

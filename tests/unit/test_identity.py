@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -12,14 +13,15 @@ from entrypoint.checkpoint import header
 from entrypoint.checkpoint.digest import digest_file
 from entrypoint.errors import StoreError
 from entrypoint.model import identity as identities
+from entrypoint.model import lookalike
 from entrypoint.model.identity import (
     Identity,
     last_remembered,
     read_in_full,
     recall,
     remember_word,
-    sample,
 )
+from entrypoint.model.lookalike import sample
 from entrypoint.model.survey import Survey, look
 from entrypoint.state.memory import Memory
 
@@ -88,7 +90,7 @@ def test_what_is_remembered_is_not_read_again(
 ) -> None:
     digest = node.in_full(model)
     node.read.clear()
-    monkeypatch.setattr(identities, "sample", lambda _: pytest.fail("a sample was read"))
+    monkeypatch.setattr(lookalike, "sample", lambda _: pytest.fail("a sample was read"))
     assert node.in_full(model) == digest
     assert node.recall(model).ways == {"blake3": digest}
     assert node.read == []
@@ -112,6 +114,20 @@ def test_a_copy_that_kept_its_times_is_known_by_a_sample(
     shutil.copytree(tmp_path / "old", model)
     assert node.recall(model).ways == {"blake3": digest}
     assert "model.safetensors" not in node.read
+
+
+def test_a_copy_into_an_image_layer_is_known_by_a_sample(
+    node: Node, model: Path, tmp_path: Path
+) -> None:
+    os.utime(model / "model.safetensors", ns=(0, 1_700_000_000_123_456_789))
+    digest = node.in_full(model)
+    model.rename(tmp_path / "old")
+    shutil.copytree(tmp_path / "old", model)
+    # Without the parts of a second; any other part is another time.
+    os.utime(model / "model.safetensors", ns=(0, 1_700_000_000_000_000_000))
+    assert node.recall(model).ways == {"blake3": digest}
+    os.utime(model / "model.safetensors", ns=(0, 1_700_000_000_500_000_000))
+    assert node.recall(model).ways == {}
 
 
 def test_a_lookalike_beside_it_is_no_copy(node: Node, model: Path, tmp_path: Path) -> None:
@@ -140,12 +156,45 @@ def test_a_copy_with_other_times_is_read_in_full(node: Node, model: Path, tmp_pa
 def flip(path: Path, position: int) -> None:
     """Change one byte in place, and put the mtime back."""
     status = path.stat()
+    position %= status.st_size
     with path.open("r+b") as file:
         file.seek(position)
         byte = file.read(1)[0]
         file.seek(position)
         file.write(bytes([byte ^ 1]))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def as_image(found: Survey, undated: str) -> Survey:
+    """Return a look as it is on an image whose times its builder set, one inode as the next."""
+    weights, model_files = (
+        tuple(file._replace(inode=2, ctime_ns=file.mtime_ns) for file in files)
+        for files in (found.weights, found.model_files)
+    )
+    return found._replace(weights=weights, model_files=model_files, undated=undated)
+
+
+@pytest.mark.parametrize(("then", "now"), [("", ""), ("disk 1", "disk 2"), ("disk 1", "")])
+def test_stamps_that_the_builder_of_an_image_set_prove_nothing_on_another_mount(
+    node: Node, model: Path, then: str, now: str
+) -> None:
+    for path in model.iterdir():
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    image = as_image(node.survey(model), then)
+    before = read_in_full(image, recall(image, node.memory), node.memory)
+    flip(model / "model.safetensors", -SIZE // 3)
+    image = as_image(node.survey(model), now)
+    known = recall(image, node.memory)
+    assert known.ways == {}
+    assert read_in_full(image, known, node.memory).ways["blake3"] != before.ways["blake3"]
+
+
+def test_stamps_on_an_image_count_while_it_stays_mounted(node: Node, model: Path) -> None:
+    image = as_image(node.survey(model), "disk 1")
+    digest = read_in_full(image, recall(image, node.memory), node.memory).ways
+    node.read.clear()
+    assert recall(image, node.memory).ways == digest
+    assert node.read == []
 
 
 @pytest.mark.parametrize("position", [-1, -SIZE // 2, -SIZE - 1])
@@ -218,8 +267,55 @@ def test_the_hubs_own_digests_identify_without_reading(node: Node, model: Path) 
     assert "model.safetensors" not in node.read
     # The same blob in a cache elsewhere.
     shutil.copytree(model, model.parent / "cache" / "copy", symlinks=True)
-    shutil.copy(model.parent / blob, model.parent / "cache" / blob)
+    shutil.copy2(model.parent / blob, model.parent / "cache" / blob)
     assert node.recall(model.parent / "cache" / "copy").ways == found.ways
+
+
+def linked(model: Path) -> Path:
+    """Make the weights a blob of the hub's cache, with its right name; return the blob."""
+    path = model / "model.safetensors"
+    blob = model.parent / hashlib.sha256(path.read_bytes()).hexdigest()
+    path.rename(blob)
+    path.symlink_to(f"../{blob.name}")
+    return blob
+
+
+def test_a_blob_that_was_written_to_through_its_link_has_lost_its_name(
+    node: Node, model: Path
+) -> None:
+    blob = linked(model)
+    assert set(node.recall(model).ways) == {"sha256"}
+    outlive_ctime(blob)
+    flip(model / "model.safetensors", 5000)
+    assert node.recall(model).ways == {}
+    # Nor does it come back because something else moves.
+    (model / "config.json").write_text('{"a": 2}')
+    assert node.recall(model).ways == {}
+    node.in_full(model)
+    (model / "config.json").write_text('{"a": 3}')
+    assert node.recall(model).ways == {}
+
+
+def test_a_blob_that_was_written_to_before_anybody_looked_is_read(node: Node, model: Path) -> None:
+    blob = linked(model)
+    outlive_ctime(blob)
+    flip(blob, 5000)
+    os.utime(blob)
+    assert node.recall(model).ways == {}
+    node.in_full(model)
+    assert set(node.recall(model).ways) == {"blake3"}
+
+
+def test_a_blob_that_only_moved_has_its_name_back_once_it_was_read(node: Node, model: Path) -> None:
+    blob = linked(model)
+    before = node.recall(model).ways
+    outlive_ctime(blob)
+    os.utime(blob)
+    assert node.recall(model).ways == {}
+    node.in_full(model)
+    assert node.recall(model).ways.items() >= before.items()
+    (model / "config.json").write_text('{"a": 2}')
+    assert set(node.recall(model).ways) == {"sha256"}
 
 
 def test_a_file_that_changes_while_it_is_read_gives_no_identity(node: Node, model: Path) -> None:

@@ -270,6 +270,15 @@ def test_a_look_that_hangs_is_given_up_in_time(
     assert time.monotonic() - started < 2
 
 
+def test_a_look_that_dies_tells_nothing_of_a_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surveys, "look", lambda *_: os._exit(9))
+    found = survey(str(tmp_path), None, {})
+    assert (found.timed_out, found.directory) == (False, None)
+    assert "died" in str(found.broken)
+
+
 def test_everything_that_moves_a_byte_moves_the_stamps(tmp_path: Path) -> None:
     fill(tmp_path, "config.json", "model.safetensors")
     before = look(tmp_path).stamps
