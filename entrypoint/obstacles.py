@@ -127,6 +127,9 @@ def unsavable(settings: Settings, resolution: Resolution, source: SourceView) ->
         return Obstacle("source.hung", f"{source.here.word} does not answer", 30)
     if source.here.broken:
         return Obstacle("source.broken", source.here.broken, 30)
+    if source.here.denied:
+        text = f"{source.here.denied}: uid {os.geteuid()} may not read it, so nobody can tell all"
+        return Obstacle("source.broken", f"{text} that the model is", 60)
     if source.here.directory is None:
         text = f"{source.here.word} is not on this machine; it can be saved once vLLM fetched it"
         return Obstacle("source.absent", text, 31)

@@ -21,7 +21,7 @@ from entrypoint.checkpoint.key import Key
 from entrypoint.errors import StoreError
 from entrypoint.model import lookalike
 from entrypoint.model.hub import hub_cache
-from entrypoint.model.survey import SourceFile, Survey, require_readable
+from entrypoint.model.survey import SourceFile, Survey
 from entrypoint.state.memory import Memory
 
 
@@ -49,25 +49,39 @@ def key_by_config(key: Key, identity: Identity) -> str:
     return key._replace(model=identity.config_digest).digest
 
 
-def recall(survey: Survey, memory: Memory) -> Identity:
-    """Return what is known of the source without reading a weight byte; keeps what it learns.
+def remembered(survey: Survey, memory: Memory) -> Identity | None:
+    """Return what is remembered of the source under its stamps, or None.
 
-    Remembered under every file's (path, size, mtime, inode, ctime), unless other files may have the
-    same (`Survey.undated`); else by `lookalike`, or by the names of the hub's blobs.
-    Raises: StoreError when a model file cannot be read; OwnershipError when a weight file may not.
+    That is every file's (path, size, mtime, inode, ctime), unless other files may have the same
+    (`Survey.undated`).
     """
     if survey.directory is None or survey.is_checkpoint:
         return Identity({}, {})
     known = _known(survey, memory)
-    if known.get("stamps") == survey.stamps and survey.undated != "":
-        return _identity_from(known)
-    require_readable(survey)
-    root = Path(survey.directory)
-    try:
-        model_files = {f.path: digest_file(root / f.path) for f in survey.model_files}
-    except OSError as error:
-        raise StoreError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    named = _named(survey, known)
+    if known.get("stamps") != survey.stamps or survey.undated == "":
+        return None
+    return _identity_from(known)
+
+
+def learn(survey: Survey, memory: Memory) -> Identity:
+    """Return what can be known of a source without reading a weight in full; keeps what it learns.
+
+    By `lookalike`, else by the names of the hub's blobs. Where some of it may not be read, nothing
+    but the other model files is known. Raises: StoreError when a model file cannot be read.
+    """
+    root = Path(cast("str", survey.directory))
+    model_files = {}
+    for file in survey.model_files:
+        try:
+            model_files[file.path] = digest_file(root / file.path)
+        except PermissionError:
+            if survey.denied is None:
+                raise StoreError(f"{root / file.path}: cannot be read") from None
+        except OSError as error:
+            raise StoreError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    if survey.denied is not None:
+        return Identity(model_files, {})
+    named = _named(survey, _known(survey, memory))
     ways = lookalike.recall(survey, model_files, memory) or _by_name(survey, named, model_files)
     identity = Identity(model_files, ways)
     _keep(survey, identity, named, memory)

@@ -5,18 +5,21 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.log import Log
+from entrypoint.model.access import not_readable, unreadable
 from entrypoint.model.identity import (
     Identity,
     last_remembered,
+    learn,
     read_in_full,
-    recall,
     remember_word,
+    remembered,
 )
-from entrypoint.model.survey import Survey, require_readable, survey
+from entrypoint.model.survey import Survey, is_needed, survey
 from entrypoint.state.memory import Memory
 
 
@@ -50,6 +53,7 @@ class SourceView:
         self.identity = Identity({}, {})
         self.stand_in: StandIn | None = None
         self._find_stand_in = find_stand_in
+        self._is_opened = False
 
     def identify(self, word: str, revision: str | None) -> Identity | None:
         """Look at the source once; None when it hangs."""
@@ -62,7 +66,7 @@ class SourceView:
                 known = last_remembered(word, revision, self.environ, self.memory)
                 self.identity = known or self.identity
             else:
-                self.identity = recall(self.survey, self.memory)
+                self.identity = self._recall()
                 remember_word(self.survey, self.identity, revision, self.environ, self.memory)
             if self.survey.directory is None and not self.survey.timed_out:
                 self.stand_in = self._find_stand_in(word, self.survey.revision)
@@ -79,10 +83,27 @@ class SourceView:
         self.log.line("source.elsewhere", text)
         return self.stand_in.laid_out()
 
+    def _recall(self) -> Identity:
+        known = remembered(self.here, self.memory)
+        if known is not None:
+            return known
+        self.require_readable()
+        return learn(self.here, self.memory)
+
     def require_readable(self) -> None:
-        """Make sure that this user may read the weights that are here. Raises: OwnershipError."""
-        if self.survey is not None and self.survey.directory is not None:
-            require_readable(self.survey)
+        """Find out whether this user may read the weights that are here.
+
+        A hit has no need of it, and on a network each file costs a round trip.
+        Raises: OwnershipError where it may not read what vLLM cannot do without.
+        """
+        if self.survey is None or self.survey.directory is None or self._is_opened:
+            return
+        self._is_opened = True
+        root = Path(self.survey.directory)
+        for path in unreadable(str(root), [file.path for file in self.survey.weights]):
+            if is_needed(path):
+                raise not_readable(str(root / path))
+            self.survey = self.survey._replace(denied=str(root / path))
 
     @property
     def here(self) -> Survey:
@@ -107,7 +128,7 @@ class SourceView:
                 and self.here.revision == manifest.source.revision
             )
             return same_commit or (named and not self.here.timed_out)
-        if "blake3" not in theirs:
+        if "blake3" not in theirs or self.here.denied is not None:
             return False
         self._read_in_full()
         return self.identity.ways["blake3"] == theirs["blake3"]

@@ -17,8 +17,7 @@ from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.entry import HAVE, INDEX
 from entrypoint.checkpoint.inspect import Stamp
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES
-from entrypoint.errors import OwnershipError
-from entrypoint.model import hub, mount
+from entrypoint.model import access, hub, mount
 from entrypoint.model.bounded import HUNG_SECONDS, Alive, while_alive
 
 PREFERRED_WEIGHTS: Final = (".safetensors",)
@@ -63,11 +62,20 @@ class SourceFile(NamedTuple):
         return self.ctime_ns % SECOND != 0
 
 
+class Files(NamedTuple):
+    """What a source consists of, each kind sorted by path; `denied`: one that may not be read."""
+
+    weights: tuple[SourceFile, ...]
+    model_files: tuple[SourceFile, ...]
+    denied: str | None
+
+
 class Survey(NamedTuple):
     """What a look at the source found; `directory` is None when it is not on this machine.
 
     `revision`: the full commit; of a source that is not here, only as the words name it.
-    `timed_out`: the look hung, so nothing is known. `denied`: the path this user may not read.
+    `timed_out`: the look hung, so nothing is known. `denied`: what this user may not read, so that
+    nobody can tell which model it is.
     `broken`: what is wrong with the source that is there, so that it is as good as none. `undated`:
     where files are not dated, what tells the file systems under them from any others that are ever
     mounted there, or "" where nothing does.
@@ -96,7 +104,7 @@ def survey(
 ) -> Survey:
     """Look at the source in a child, and wait while it gets on; a hang is reported.
 
-    Raises: OwnershipError when the source is there and this user may not read its small files.
+    Raises: OwnershipError when the source is there and this user may not read its config.
     """
     try:
         answer = while_alive(
@@ -107,45 +115,9 @@ def survey(
     if not isinstance(answer, dict):
         return Survey(word=word, timed_out=True)
     found = decode(cast("dict[str, Any]", answer))
-    if found.denied:
-        raise _not_readable(found.denied)
+    if found.denied and found.directory is None:
+        raise access.not_readable(found.denied)
     return found
-
-
-def require_readable(found: Survey, silence: float = HUNG_SECONDS) -> None:
-    """Open every weight file, in a child that is waited for while it gets on.
-
-    A hit has no need of it, and on a network each file costs a round trip.
-    Raises: OwnershipError naming a file that this user may not read.
-    """
-    denied = while_alive(silence, lambda alive: _first_denied(found, alive))
-    if denied:
-        raise _not_readable(str(denied))
-
-
-def _not_readable(path: str) -> OwnershipError:
-    msg = f"{path}: uid {os.geteuid()} may not read the model"
-    return OwnershipError(msg, hint="chown or chmod the source, or choose another --user")
-
-
-def _first_denied(found: Survey, alive: Alive) -> str:
-    """Return the first weight file that may not be read, or ""."""
-    for file in found.weights:
-        alive()
-        path = os.path.join(str(found.directory), file.path)
-        try:
-            _open(path)
-        except PermissionError:
-            return path
-        except OSError:
-            # Whoever reads it will say what is wrong.
-            continue
-    return ""
-
-
-def _open(path: str) -> None:
-    # Modes do not tell: of ACLs, of root_squash, of what a FUSE server thinks.
-    os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def decode(fields: dict[str, Any]) -> Survey:
@@ -183,17 +155,18 @@ def _look(word: str, revision: str | None, environ: Mapping[str, str], alive: Al
         return absent
     if _is_checkpoint(directory):
         return Survey(word=word, directory=str(directory.resolve()), is_checkpoint=True)
-    weights, model_files = _files(str(directory), alive)
-    if not weights and not Path(word).is_dir():
+    files = _files(str(directory), alive)
+    if not files.weights and not Path(word).is_dir():
         # A hub id of which only the config was fetched so far.
         return absent
     return Survey(
         word=word,
         directory=str(directory),
         revision=commit,
-        weights=weights,
-        model_files=model_files,
-        undated=_undated(str(directory), (*weights, *model_files)),
+        weights=files.weights,
+        model_files=files.model_files,
+        denied=files.denied,
+        undated=_undated(str(directory), (*files.weights, *files.model_files)),
     )
 
 
@@ -233,8 +206,8 @@ def _locate(
     return snapshot, snapshot.name if snapshot is not None else None
 
 
-def _files(directory: str, alive: Alive) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ...]]:
-    """Return (weights, model files), each sorted by path; a dangling link is an error.
+def _files(directory: str, alive: Alive) -> Files:
+    """Return what the model consists of; a dangling link is an error.
 
     Weight indexes are among the model files: vLLM chooses shards by them.
     """
@@ -251,14 +224,40 @@ def _files(directory: str, alive: Alive) -> tuple[tuple[SourceFile, ...], tuple[
             model_files.append(path)
     # vLLM takes safetensors where the top level has any, and looks at no other weights then.
     weights = [*(preferred or other), *below]
-    for path in model_files:
-        # Every boot may have to read these; weights, see `require_readable`.
-        alive()
-        _open(os.path.join(directory, path))
-    return (
-        tuple(_stat(directory, path, alive) for path in sorted(weights, key=_components)),
-        tuple(_stat(directory, path, alive) for path in sorted(model_files, key=_components)),
+    denied: list[str] = []
+    return Files(
+        # Every boot may have to read model files; weights, see `access.unreadable`.
+        weights=_look_at(directory, weights, alive, denied, opens=False),
+        model_files=_look_at(directory, model_files, alive, denied, opens=True),
+        denied=os.path.join(directory, denied[0]) if denied else None,
     )
+
+
+def _look_at(
+    directory: str, paths: Iterable[str], alive: Alive, denied: list[str], *, opens: bool
+) -> tuple[SourceFile, ...]:
+    """Return what is there, sorted by path; `denied` gets what may not be read.
+
+    Raises: PermissionError for what vLLM cannot do without.
+    """
+    found = []
+    for path in sorted(paths, key=_components):
+        alive()
+        try:
+            found.append(_stat(directory, path))
+            if opens:
+                access.require(os.path.join(directory, path))
+        except PermissionError:
+            if is_needed(path):
+                raise
+            denied.append(path)
+    return tuple(found)
+
+
+def is_needed(path: str) -> bool:
+    """Tell what vLLM opens of every model; whatever else it needs it says itself."""
+    is_weight = path.lower().endswith((*PREFERRED_WEIGHTS, *OTHER_WEIGHTS))
+    return path == "config.json" or ("/" not in path and is_weight)
 
 
 def _components(path: str) -> list[str]:
@@ -297,8 +296,7 @@ def _raise_at(top: str) -> Callable[[OSError], None]:
     return on_error
 
 
-def _stat(directory: str, relative: str, alive: Alive) -> SourceFile:
-    alive()
+def _stat(directory: str, relative: str) -> SourceFile:
     path = os.path.join(directory, relative)
     status = os.stat(path)
     sha256 = hub.blob_sha256(path)

@@ -37,7 +37,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "layout.dp-moe": "this layout cannot be held by a checkpoint yet: nothing to do",
     "layout.draft": "this layout cannot be held by a checkpoint yet: nothing to do",
     "source.hung": "the model's mount does not answer: see to it",
-    "source.broken": "the model's directory cannot be read: see to it",
+    "source.broken": "some of the model cannot be read: see to it",
     "source.absent": "the model is not on this machine: the boot after vLLM fetched it saves",
     "source.checkpoint": "the words name a checkpoint, made for something else: name the model",
     "source.holds-store": "a store lies inside the model: move it with --local-dir or --state-dir",

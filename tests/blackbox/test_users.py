@@ -260,6 +260,20 @@ def test_weights_that_the_user_may_not_read_are_an_error_of_ownership(house: Hou
     assert f"{weights}: uid 2000 may not read the model" in boot.stderr
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "figures/plot.json", "extra/old.safetensors"])
+def test_what_vllm_may_never_open_ends_no_boot(house: House, name: str) -> None:
+    path = house.model / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("{}")
+    path.chmod(0o600)
+    boot = house.run("serve", "--user", "2000", house.model, "-tp", 2)
+    assert boot.words == [str(house.model), "-tp", "2"]
+    assert boot.events[-1] == "source.broken"
+    assert f"{path}: uid 2000 may not read it" in boot.stderr
+    # Where it could be read once, and stays as it was, it is known.
+    assert house.serve().events[-1] == "local.hit"
+
+
 def test_weights_are_opened_only_where_they_may_have_to_be_read(house: House) -> None:
     weights = next(house.model.glob("*.safetensors"))
     weights.chmod(0o600)

@@ -17,9 +17,10 @@ from entrypoint.model import lookalike
 from entrypoint.model.identity import (
     Identity,
     last_remembered,
+    learn,
     read_in_full,
-    recall,
     remember_word,
+    remembered,
 )
 from entrypoint.model.lookalike import sample
 from entrypoint.model.survey import Survey, look
@@ -36,6 +37,10 @@ def make_model(directory: Path) -> Path:
     head, _ = header.encode(SHAPES)
     (directory / "model.safetensors").write_bytes(head + bytes(range(256)) * (2 * SIZE // 256))
     return directory
+
+
+def recall(found: Survey, memory: Memory) -> Identity:
+    return remembered(found, memory) or learn(found, memory)
 
 
 @dataclass

@@ -12,8 +12,9 @@ from checkpoints import make_checkpoint, outlive_ctime
 
 from entrypoint.errors import OwnershipError
 from entrypoint.model import survey as surveys
+from entrypoint.model.access import unreadable
 from entrypoint.model.hub import hub_cache
-from entrypoint.model.survey import Survey, is_copied, require_readable, survey
+from entrypoint.model.survey import Survey, is_copied, survey
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 BLOB = "ab" * 32
@@ -228,28 +229,57 @@ def as_nobody(check: Callable[[], None]) -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
-@pytest.mark.parametrize(
-    "closed",
-    [
-        *("model.safetensors", "config.json"),
-        ".",
-    ],
-)
-def test_what_this_user_may_not_read_is_an_error_of_ownership(open_path: Path, closed: str) -> None:
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+
+
+@as_root
+@pytest.mark.parametrize("closed", ["config.json", "."])
+def test_a_source_without_a_config_that_this_user_may_read_is_an_error_of_ownership(
+    open_path: Path, closed: str
+) -> None:
     model = fill(open_path / "model", "config.json", "model.safetensors", "code/x.py")
     (model / closed).chmod(0o600)
 
     def check() -> None:
         with pytest.raises(OwnershipError, match="uid 2000") as caught:
-            require_readable(look(model))
+            look(model)
         assert caught.value.exit_code == 60
         assert caught.value.hint
 
     as_nobody(check)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+@as_root
+@pytest.mark.parametrize("closed", ["notes.txt", "figures/plot.json", "figures"])
+def test_what_vllm_may_never_open_is_only_said_where_it_may_not_be_read(
+    open_path: Path, closed: str
+) -> None:
+    paths = ("config.json", "model.safetensors", "notes.txt", "figures/plot.json")
+    model = fill(open_path / "model", *paths)
+    # A directory that may be listed, and not searched.
+    (model / closed).chmod(0o644 if (model / closed).is_dir() else 0o600)
+
+    def check() -> None:
+        found = look(model)
+        assert str(found.denied).startswith(f"{model}/{closed}")
+        assert names(found)[0] == ["model.safetensors"]
+
+    as_nobody(check)
+
+
+@as_root
+def test_weights_are_opened_to_see_whether_they_may_be_read(open_path: Path) -> None:
+    model = fill(open_path / "model", "model.safetensors", "extra/old.safetensors")
+    (model / "extra" / "old.safetensors").chmod(0o600)
+    paths = ["model.safetensors", "extra/old.safetensors", "gone.safetensors"]
+    as_nobody(lambda: expect(unreadable(str(model), paths), ["extra/old.safetensors"]))
+
+
+def expect(found: object, wanted: object) -> None:
+    assert found == wanted
+
+
+@as_root
 def test_a_look_opens_no_weights(open_path: Path) -> None:
     model = fill(open_path / "model", "config.json", "model.safetensors")
     (model / "model.safetensors").chmod(0o600)
