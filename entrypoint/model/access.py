@@ -23,10 +23,14 @@ def not_readable(path: str) -> OwnershipError:
     return OwnershipError(msg, hint="chown or chmod the source, or choose another --user")
 
 
-def require(path: str) -> None:
-    """Open a file for reading. Raises: OSError."""
+def may_open(path: str) -> bool:
+    """Open a file for reading: False where this user may not. Raises: OSError where it fails."""
     # Modes do not tell: of ACLs, of root_squash, of what a FUSE server thinks.
-    os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    except PermissionError:
+        return False
+    return True
 
 
 def _denied(directory: str, paths: Sequence[str], alive: Alive) -> list[Json]:
@@ -34,9 +38,8 @@ def _denied(directory: str, paths: Sequence[str], alive: Alive) -> list[Json]:
     for path in paths:
         alive()
         try:
-            require(os.path.join(directory, path))
-        except PermissionError:
-            denied.append(path)
+            if not may_open(os.path.join(directory, path)):
+                denied.append(path)
         except OSError:
             # Whoever reads it will say what is wrong.
             continue

@@ -7,6 +7,7 @@ there before would be served.
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -224,6 +225,10 @@ def _files(directory: str, alive: Alive) -> Files:
             model_files.append(path)
     # vLLM takes safetensors where the top level has any, and looks at no other weights then.
     weights = [*(preferred or other), *below]
+    if _caches_stamps(directory):
+        for path in weights:
+            alive()
+            access.may_open(os.path.join(directory, path))
     denied: list[str] = []
     return Files(
         # Every boot may have to read model files; weights, see `access.unreadable`.
@@ -231,6 +236,13 @@ def _files(directory: str, alive: Alive) -> Files:
         model_files=_look_at(directory, model_files, alive, denied, opens=True),
         denied=os.path.join(directory, denied[0]) if denied else None,
     )
+
+
+def _caches_stamps(directory: str) -> bool:
+    """Tell where a stamp may be a minute old, until a file is opened (close-to-open, nfs(5))."""
+    device = os.stat(directory).st_dev
+    # A disk's file system has its number, and needs no look at the table.
+    return os.major(device) == 0 and mount.kind_of(device) in ("nfs", "nfs4")
 
 
 def _look_at(
@@ -243,13 +255,15 @@ def _look_at(
     found = []
     for path in sorted(paths, key=_components):
         alive()
+        full = os.path.join(directory, path)
+        is_denied = opens and not access.may_open(full)
         try:
             found.append(_stat(directory, path))
-            if opens:
-                access.require(os.path.join(directory, path))
         except PermissionError:
-            if is_needed(path):
-                raise
+            is_denied = True
+        if is_denied and is_needed(path):
+            raise PermissionError(errno.EACCES, "may not be read", full)
+        if is_denied:
             denied.append(path)
     return tuple(found)
 
@@ -284,7 +298,9 @@ def _walk(directory: str, alive: Alive) -> list[str]:
         prefix = root[len(directory) :].lstrip("/")
         found += [os.path.join(prefix, name) for name in files if not name.startswith(".")]
         if len(found) > MAX_SOURCE_FILES:
-            break
+            # What was left out might change unseen.
+            text = f"more than {MAX_SOURCE_FILES} files are too many for a model"
+            raise OSError(errno.EFBIG, text, directory)
     return found
 
 

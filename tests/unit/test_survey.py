@@ -11,10 +11,11 @@ import pytest
 from checkpoints import make_checkpoint, outlive_ctime
 
 from entrypoint.errors import OwnershipError
+from entrypoint.model import access, mount
 from entrypoint.model import survey as surveys
 from entrypoint.model.access import unreadable
 from entrypoint.model.hub import hub_cache
-from entrypoint.model.survey import Survey, is_copied, survey
+from entrypoint.model.survey import SourceFile, Survey, is_copied, survey
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 BLOB = "ab" * 32
@@ -273,6 +274,40 @@ def test_weights_are_opened_to_see_whether_they_may_be_read(open_path: Path) -> 
     (model / "extra" / "old.safetensors").chmod(0o600)
     paths = ["model.safetensors", "extra/old.safetensors", "gone.safetensors"]
     as_nobody(lambda: expect(unreadable(str(model), paths), ["extra/old.safetensors"]))
+
+
+@pytest.mark.parametrize(("kind", "opened"), [("nfs4", True), ("nfs", True), ("tmpfs", False)])
+def test_where_stamps_are_cached_weights_are_opened_before_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, opened: bool
+) -> None:
+    model = fill(tmp_path, "config.json", "model.safetensors")
+    told: list[str] = []
+    real_open, real_stat = access.may_open, surveys._stat
+
+    def may_open(path: str) -> bool:
+        told.append(f"open {Path(path).name}")
+        return real_open(path)
+
+    def stat(directory: str, path: str) -> SourceFile:
+        told.append(f"stat {path}")
+        return real_stat(directory, path)
+
+    monkeypatch.setattr(access, "may_open", may_open)
+    monkeypatch.setattr(surveys, "_stat", stat)
+    monkeypatch.setattr(mount, "kind_of", lambda _: kind)
+    monkeypatch.setattr(os, "major", lambda _: 0)
+    surveys.look(str(model), None, {})
+    weights = ["open model.safetensors"] * opened + ["stat model.safetensors"]
+    assert told == [*weights, "open config.json", "stat config.json"]
+
+
+def test_of_more_files_than_a_model_has_none_is_left_out_unseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surveys, "MAX_SOURCE_FILES", 2)
+    found = look(fill(tmp_path, "config.json", "model.safetensors", "below/x.py"))
+    assert found.directory is None
+    assert "more than 2 files" in str(found.broken)
 
 
 def expect(found: object, wanted: object) -> None:
