@@ -286,15 +286,24 @@ def is_copied(path: str) -> bool:
 
 
 def _walk(directory: str, alive: Alive) -> list[str]:
-    """Return the paths, relative to the source, of all files that may be the model's."""
+    """Return the paths, relative to the source, of all files that may be the model's.
+
+    Links to directories are followed, to each once: vLLM reads what lies behind them as well.
+    """
     found: list[str] = []
+    seen = {_place(directory)}
     # What lies below and may not be read, such as lost+found, vLLM does not read either.
-    for root, directories, files in os.walk(directory, onerror=_raise_at(directory)):
+    walk = os.walk(directory, onerror=_raise_at(directory), followlinks=True)
+    for root, directories, files in walk:
         alive()
         # Hidden: .cache, .git. "original" holds the same weights in another form.
-        directories[:] = sorted(
-            d for d in directories if not d.startswith((".", "__pycache__")) and d != "original"
-        )
+        below = sorted(d for d in directories if not d.startswith((".", "__pycache__")))
+        directories.clear()
+        for name in below:
+            place = _place(os.path.join(root, name))
+            if name != "original" and place not in seen:
+                seen.add(place)
+                directories.append(name)
         prefix = root[len(directory) :].lstrip("/")
         found += [os.path.join(prefix, name) for name in files if not name.startswith(".")]
         if len(found) > MAX_SOURCE_FILES:
@@ -302,6 +311,15 @@ def _walk(directory: str, alive: Alive) -> list[str]:
             text = f"more than {MAX_SOURCE_FILES} files are too many for a model"
             raise OSError(errno.EFBIG, text, directory)
     return found
+
+
+def _place(directory: str) -> tuple[int, int] | None:
+    """Return what a directory is, by whatever path; None where that is not told."""
+    try:
+        status = os.stat(directory)
+    except PermissionError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _raise_at(top: str) -> Callable[[OSError], None]:

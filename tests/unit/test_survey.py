@@ -58,6 +58,16 @@ def test_a_directory_is_weights_and_model_files(tmp_path: Path) -> None:
     assert (found.revision, found.is_checkpoint, found.timed_out) == (None, False, False)
 
 
+def test_what_lies_behind_a_link_to_a_directory_counts_once(tmp_path: Path) -> None:
+    model = fill(tmp_path / "model", "config.json", "1_Pool/config.json")
+    fill(tmp_path / "elsewhere", "model.safetensors")
+    for name in ("2_Dense", "3_Dense"):
+        (model / name).symlink_to(tmp_path / "elsewhere")
+    (model / "1_Pool" / "round").symlink_to(model)
+    found = look(model)
+    assert names(found) == (["2_Dense/model.safetensors"], ["1_Pool/config.json", "config.json"])
+
+
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin", ".pt", ".pth", ".gguf"])
 def test_weights_of_every_kind_are_weights(tmp_path: Path, suffix: str) -> None:
     found = look(fill(tmp_path, "config.json", f"model{suffix}"))
