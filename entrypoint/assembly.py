@@ -23,8 +23,9 @@ from entrypoint.errors import SaveError, ShardbootError
 from entrypoint.model import hub
 from entrypoint.model import identity as model_identity
 from entrypoint.model import survey as surveys
+from entrypoint.model.contents import is_copied
 from entrypoint.model.identity import Identity
-from entrypoint.model.survey import Survey, is_copied, survey
+from entrypoint.model.survey import Survey, survey
 from entrypoint.state.memory import Memory
 from entrypoint.state.rejections import Rejections
 from entrypoint.store.staging import Staging, write_all

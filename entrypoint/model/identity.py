@@ -20,8 +20,9 @@ from entrypoint.checkpoint.digest import PIECE_BYTES, Json, digest_file, digest_
 from entrypoint.checkpoint.key import Key
 from entrypoint.errors import StoreError
 from entrypoint.model import lookalike
+from entrypoint.model.contents import SourceFile
 from entrypoint.model.hub import hub_cache
-from entrypoint.model.survey import SourceFile, Survey
+from entrypoint.model.survey import Survey
 from entrypoint.state.memory import Memory
 
 

@@ -15,7 +15,8 @@ from blake3 import blake3
 
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.errors import DamagedError
-from entrypoint.model.survey import SECOND, SourceFile, Survey
+from entrypoint.model.contents import SECOND, SourceFile
+from entrypoint.model.survey import Survey
 from entrypoint.state.memory import Memory
 
 SAMPLE_BYTES: Final = 64

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.log import Log
 from entrypoint.model.access import not_readable, unreadable
+from entrypoint.model.contents import is_needed
 from entrypoint.model.identity import (
     Identity,
     last_remembered,
@@ -19,7 +20,7 @@ from entrypoint.model.identity import (
     remember_word,
     remembered,
 )
-from entrypoint.model.survey import Survey, is_needed, survey
+from entrypoint.model.survey import Survey, survey
 from entrypoint.state.memory import Memory
 
 

@@ -63,12 +63,12 @@ import os, time
 if os.environ.get("HUNG_AFTER"):
     from entrypoint.model import bounded
     bounded.HUNG_SECONDS = float(os.environ["HUNG_AFTER"])
-    from entrypoint.model import survey
-    real = survey._stat
+    from entrypoint.model import contents
+    real = contents._stat
     def stat(*words):
         time.sleep(float(os.environ["EACH_FILE"]))
         return real(*words)
-    survey._stat = stat
+    contents._stat = stat
 """
 
 

@@ -11,11 +11,12 @@ import pytest
 from checkpoints import make_checkpoint, outlive_ctime
 
 from entrypoint.errors import OwnershipError
-from entrypoint.model import access, mount
+from entrypoint.model import access, contents, mount
 from entrypoint.model import survey as surveys
 from entrypoint.model.access import unreadable
+from entrypoint.model.contents import SourceFile, is_copied
 from entrypoint.model.hub import hub_cache
-from entrypoint.model.survey import SourceFile, Survey, is_copied, survey
+from entrypoint.model.survey import Survey, survey
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 BLOB = "ab" * 32
@@ -292,7 +293,7 @@ def test_where_stamps_are_cached_weights_are_opened_before_they_are_asked_for(
 ) -> None:
     model = fill(tmp_path, "config.json", "model.safetensors")
     told: list[str] = []
-    real_open, real_stat = access.may_open, surveys._stat
+    real_open, real_stat = access.may_open, contents._stat
 
     def may_open(path: str) -> bool:
         told.append(f"open {Path(path).name}")
@@ -303,7 +304,7 @@ def test_where_stamps_are_cached_weights_are_opened_before_they_are_asked_for(
         return real_stat(directory, path)
 
     monkeypatch.setattr(access, "may_open", may_open)
-    monkeypatch.setattr(surveys, "_stat", stat)
+    monkeypatch.setattr(contents, "_stat", stat)
     monkeypatch.setattr(mount, "kind_of", lambda _: kind)
     monkeypatch.setattr(os, "major", lambda _: 0)
     surveys.look(str(model), None, {})
@@ -314,7 +315,7 @@ def test_where_stamps_are_cached_weights_are_opened_before_they_are_asked_for(
 def test_of_more_files_than_a_model_has_none_is_left_out_unseen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surveys, "MAX_SOURCE_FILES", 2)
+    monkeypatch.setattr(contents, "MAX_SOURCE_FILES", 2)
     found = look(fill(tmp_path, "config.json", "model.safetensors", "below/x.py"))
     assert found.directory is None
     assert "more than 2 files" in str(found.broken)
