@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import time
 from collections.abc import Callable
 from typing import Final, NoReturn
 
@@ -15,6 +16,8 @@ STDERR: Final = 2
 
 HUNG_SECONDS: Final = 30.0
 """Whoever is silent for so long hangs: a cold network takes seconds for an answer, not more."""
+
+_SIGN_SECONDS: Final = 0.05
 
 Alive = Callable[[], None]
 
@@ -83,11 +86,23 @@ def _report(writer: int, look: Callable[[Alive], Json]) -> NoReturn:
     """In the child: send what was found and end, without anything of the parent's exit."""
     try:
         _close_all_but(writer)
-        # A blank before a JSON document means nothing in it.
-        data = json.dumps(look(lambda: _write(writer, b" "))).encode()
+        data = json.dumps(look(_Signs(writer))).encode()
         _write(writer, data)
     finally:
         os._exit(0)
+
+
+class _Signs:
+    """Signs of life, on the way that the answer takes; none of a look that is over at once."""
+
+    def __init__(self, writer: int) -> None:
+        self._writer, self._last = writer, time.monotonic()
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._last > _SIGN_SECONDS:
+            # A blank before a JSON document means nothing in it.
+            _write(self._writer, b" ")
+            self._last = time.monotonic()
 
 
 def _write(writer: int, data: bytes) -> None:
