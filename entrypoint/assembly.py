@@ -6,7 +6,7 @@ import contextlib
 import datetime as dt
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
@@ -23,7 +23,7 @@ from entrypoint.errors import SaveError, ShardbootError
 from entrypoint.model import hub
 from entrypoint.model import identity as model_identity
 from entrypoint.model import survey as surveys
-from entrypoint.model.contents import is_copied
+from entrypoint.model.files import NO_TENSORS, is_copied, is_marker
 from entrypoint.model.identity import Identity
 from entrypoint.model.survey import Survey, survey
 from entrypoint.state.memory import Memory
@@ -147,19 +147,24 @@ def _fragments(staging: Staging, key: Key) -> list[Fragment]:
 def copy_model_files(source: Survey, staging: Staging) -> list[FileEntry]:
     """Copy the source's non-weight files, links dereferenced; return their entries.
 
+    By some weights vLLM knows how to read the others: files of their names come along, empty.
     Raises: SaveError when one cannot be read; StagingError, SpaceError.
     """
     directory = Path(cast("str", source.directory))
     paths = [file.path for file in source.model_files if is_copied(file.path)]
-    return [_copy_one(directory, path, staging) for path in paths]
+    markers = [file.path for file in source.weights if is_marker(file.path)]
+    return [
+        *(_write_one(path, _pieces(directory / path), staging) for path in paths),
+        *(_write_one(path, [NO_TENSORS], staging) for path in markers),
+    ]
 
 
-def _copy_one(directory: Path, path: str, staging: Staging) -> FileEntry:
+def _write_one(path: str, pieces: Iterable[bytes], staging: Staging) -> FileEntry:
     hasher = blake3()
     size = 0
     descriptor = staging.create(path)
     try:
-        for piece in _pieces(directory / path):
+        for piece in pieces:
             hasher.update(piece)
             size += len(piece)
             with staging.writing(path):

@@ -116,6 +116,7 @@ def _load(
                 "side": side,
                 "record": str(bench.work),
                 "checkpoint": str(path) if path else None,
+                "append": list(bench.resolution.append),
                 "manifest": digest,
             },
             environ=environ_for(bench.environ, side),

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import mistral
 from architectures import ARCHITECTURES, EXPERTS, VOCABULARY, mlp
 from fp8 import FP8, quantization
 from quantizers import GROUP, QUANTIZERS
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 
 LLAMAS: Final = ("dense", "tied", "bias", "moe", "custom")
 QUANTIZED: Final = ("int8", "int8-static", "awq", "gptq", "wna16", *FP8)
-KINDS: Final = (*LLAMAS, *QUANTIZED, *ARCHITECTURES)
+KINDS: Final = (*LLAMAS, *QUANTIZED, *ARCHITECTURES, "mistral")
 """`custom` is a Llama whose code comes with it (`--trust-remote-code`); `bert` pools; `vision`
-takes images."""
+takes images; `mistral` is a Llama, too, in files of Mistral's own form."""
 
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 # Weights have a standard deviation of GAIN / sqrt(inputs). Default inits (0.02) give one token over
@@ -77,6 +78,10 @@ def make_model(
     `hidden` is a multiple of 256. A dense model has about 9 * layers * hidden ** 2 parameters of
     two bytes each; `hidden=3072, layers=18` is 3 GB. Files hold about 1 GiB at most, as on the hub.
     """
+    if kind == "mistral":
+        make_model("dense", directory, seed=seed, hidden=hidden, layers=layers)
+        mistral.convert(directory)
+        return
     config = _config(kind, hidden, layers)
     directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "config.json", config)

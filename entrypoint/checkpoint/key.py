@@ -12,7 +12,7 @@ from typing import NamedTuple, Self, cast
 from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.errors import ManifestError
 
-FORMAT = 1
+FORMAT = 2
 """Our own save and load rules; raised when what a save writes, or a load expects, changes."""
 
 

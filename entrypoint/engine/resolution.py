@@ -23,11 +23,11 @@ class Resolution(NamedTuple):
     """What vLLM made of the user's words. `key.model` is still empty.
 
     `drop` are the positions, in the user's words, of what spells the model; `append` are words
-    that keep a speculative draft on its own loader. `model_word` is the user's own.
-    `has_own_place`: vLLM loads a hub's model from a directory of the user's choice. `ranks` are
-    those whose workers run on this one of `nnodes` nodes; none where `unplaced` says why.
-    `preload` is LD_PRELOAD as vLLM sets it for processes that it spawns; None where it was not
-    asked for that.
+    that keep a speculative draft on its own loader, and say what only the source's weights tell.
+    `model_word` is the user's own. `has_own_place`: vLLM loads a hub's model from a directory of
+    the user's choice. `ranks` are those whose workers run on this one of `nnodes` nodes; none where
+    `unplaced` says why. `preload` is LD_PRELOAD as vLLM sets it for processes that it spawns; None
+    where it was not asked for that.
     """
 
     key: Key
@@ -128,6 +128,7 @@ def read_answer(
     append = tuple(cast("list[str]", recipe["speculative"]))
     if isinstance(draft_in := recipe.get("draft_in"), int):
         append = _draft_words(words[kept[draft_in]])
+    append += tuple(cast("list[str]", recipe.get("pinned", [])))
     try:
         key = Key.from_json({"model": "", "engine": "vllm", "format": FORMAT, **fields})
     except ManifestError as error:

@@ -4,24 +4,12 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from entrypoint.checkpoint.entry import HAVE, INDEX
 from entrypoint.checkpoint.inspect import Stamp
-from entrypoint.checkpoint.manifest import MANIFEST
-from entrypoint.model import access, hub, mount
+from entrypoint.model import access, files, hub, mount
 from entrypoint.model.bounded import Alive
-
-PREFERRED_WEIGHTS: Final = (".safetensors",)
-OTHER_WEIGHTS: Final = (".bin", ".pt", ".pth", ".gguf")
-MODEL_SUFFIXES: Final = (
-    *(".json", ".txt", ".model", ".tiktoken", ".jinja", ".py", ".yaml", ".yml"),
-    *(".vocab", ".bpe", ".spm"),
-)
-"""config, generation config, tokenizers of every kind, chat templates, processors, custom code."""
-
-MAX_SOURCE_FILES: Final = 20_000
 
 SECOND: Final = 10**9
 """Of nanoseconds."""
@@ -69,15 +57,14 @@ def contents(directory: str, alive: Alive) -> Files:
     Weight indexes are among the model files: vLLM chooses shards by them.
     """
     preferred, other, below, model_files = [], [], [], []
-    for path in _walk(directory, alive):
-        name = path.rpartition("/")[2].lower()
-        if name.endswith((*PREFERRED_WEIGHTS, *OTHER_WEIGHTS)) and "/" in path:
+    for path in files.walk(directory, alive):
+        if files.is_weights(path) and "/" in path:
             below.append(path)
-        elif name.endswith(PREFERRED_WEIGHTS):
+        elif path.lower().endswith(files.PREFERRED_WEIGHTS):
             preferred.append(path)
-        elif name.endswith(OTHER_WEIGHTS):
+        elif files.is_weights(path):
             other.append(path)
-        elif name.endswith(MODEL_SUFFIXES) and name not in (MANIFEST, HAVE):
+        elif files.is_model_file(directory, path):
             model_files.append(path)
     # vLLM takes safetensors where the top level has any, and looks at no other weights then.
     weights = [*(preferred or other), *below]
@@ -126,64 +113,11 @@ def _look_at(
 
 def is_needed(path: str) -> bool:
     """Tell what vLLM opens of every model; whatever else it needs it says itself."""
-    is_weight = path.lower().endswith((*PREFERRED_WEIGHTS, *OTHER_WEIGHTS))
-    return path == "config.json" or ("/" not in path and is_weight)
+    return path == "config.json" or ("/" not in path and files.is_weights(path))
 
 
 def _components(path: str) -> list[str]:
     return path.split("/")
-
-
-def is_copied(path: str) -> bool:
-    """Whether a checkpoint carries the source's model file `path`: not an index of its weights."""
-    name = path.rsplit("/", 1)[-1].lower()
-    is_ours = name in (MANIFEST, INDEX, HAVE)
-    return name.endswith(MODEL_SUFFIXES) and not name.endswith(".index.json") and not is_ours
-
-
-def _walk(directory: str, alive: Alive) -> list[str]:
-    """Return the paths, relative to the source, of all files that may be the model's.
-
-    Links to directories are followed, to each once: vLLM reads what lies behind them as well.
-    """
-    found: list[str] = []
-    seen = {_place(directory)}
-    # What lies below and may not be read, such as lost+found, vLLM does not read either.
-    walk = os.walk(directory, onerror=_raise_at(directory), followlinks=True)
-    for root, directories, files in walk:
-        alive()
-        # Hidden: .cache, .git. "original" holds the same weights in another form.
-        below = sorted(d for d in directories if not d.startswith((".", "__pycache__")))
-        directories.clear()
-        for name in below:
-            place = _place(os.path.join(root, name))
-            if name != "original" and place not in seen:
-                seen.add(place)
-                directories.append(name)
-        prefix = root[len(directory) :].lstrip("/")
-        found += [os.path.join(prefix, name) for name in files if not name.startswith(".")]
-        if len(found) > MAX_SOURCE_FILES:
-            # What was left out might change unseen.
-            text = f"more than {MAX_SOURCE_FILES} files are too many for a model"
-            raise OSError(errno.EFBIG, text, directory)
-    return found
-
-
-def _place(directory: str) -> tuple[int, int] | None:
-    """Return what a directory is, by whatever path; None where that is not told."""
-    try:
-        status = os.stat(directory)
-    except PermissionError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _raise_at(top: str) -> Callable[[OSError], None]:
-    def on_error(error: OSError) -> None:
-        if error.filename == top or not isinstance(error, PermissionError):
-            raise error
-
-    return on_error
 
 
 def _stat(directory: str, relative: str) -> SourceFile:

@@ -59,7 +59,7 @@ def _on_checkpoint(
     if drop is None:
         raise ProofError("no words that name the model were found", reason="proof.words")
     kept = [word for i, word in enumerate(words) if i not in drop]
-    return asker.parse([str(request["checkpoint"]), *kept])
+    return asker.parse([str(request["checkpoint"]), *kept, *request.get("append", [])])
 
 
 if __name__ == "__main__":

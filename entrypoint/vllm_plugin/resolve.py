@@ -109,7 +109,8 @@ def recipe(asker: Asker, words: list[str], args: argparse.Namespace, config: Any
     """Say how to turn the user's words into those that serve a checkpoint, and try it out.
 
     `verified` is true when vLLM reads the new words as the old ones in everything but the model,
-    the load format and its config, the served name and the draft's load format.
+    the load format and its config, the served name and the draft's load format, and a checkpoint's
+    files as the model's.
     """
     served_name = args.served_model_name is not None
     with _silence():
@@ -120,6 +121,7 @@ def recipe(asker: Asker, words: list[str], args: argparse.Namespace, config: Any
             why = why or "no words that name the model were found"
         if not why:
             why = _difference(asker, kept, args, speculative=speculative, draft=draft)
+        pinned, doubt = _reread(asker, args, config)
     draft_in = _spelled_in(words, args) if speculative[:1] == [SPECULATIVE] else None
     return {
         "drop": list(drop or ()),
@@ -127,9 +129,28 @@ def recipe(asker: Asker, words: list[str], args: argparse.Namespace, config: Any
         # Boot makes those words itself of the user's own, which no memory shall hold.
         "speculative": speculative if draft_in is None else [],
         "draft_in": draft_in,
-        "verified": not why,
-        "why": why,
+        "pinned": pinned,
+        "verified": not (why or doubt),
+        "why": why or doubt,
     }
+
+
+def _reread(asker: Asker, args: argparse.Namespace, config: Any) -> tuple[list[str], str]:
+    """Return as `reread` of resolved_copy.py; nothing where the model's files are not here."""
+    room = Path(__file__).parents[1] / "model"
+    directory = args.model
+    if not os.path.isdir(directory):
+        directory = _by_path(room / "hub.py").snapshot(args.model, args.revision, os.environ)
+    if directory is None:
+        return [], ""
+    files = _by_path(room / "files.py")
+    try:
+        found: tuple[list[str], str] = _beside("resolved_copy").reread(
+            asker.config, args, config, str(directory), files
+        )
+    except RejectedError as error:
+        return [], f"vLLM rejects a checkpoint's files: {error}"
+    return found
 
 
 def _spelled_in(words: list[str], args: argparse.Namespace) -> int | None:

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from checkpoints import make_checkpoint, outlive_ctime
 
+from entrypoint.checkpoint import header
 from entrypoint.errors import OwnershipError
-from entrypoint.model import access, contents, mount
+from entrypoint.model import access, contents, files, mount
 from entrypoint.model import survey as surveys
 from entrypoint.model.access import unreadable
-from entrypoint.model.contents import SourceFile, is_copied
+from entrypoint.model.contents import SourceFile
+from entrypoint.model.files import NO_TENSORS, SMALL_BYTES, is_copied, is_marker, is_model_file
 from entrypoint.model.hub import hub_cache
 from entrypoint.model.survey import Survey, survey
 
@@ -52,7 +54,7 @@ def hub(cache: Path, repository: str = "org/model") -> Path:
 def test_a_directory_is_weights_and_model_files(tmp_path: Path) -> None:
     weights = ["a/model-2.safetensors", "model-1.safetensors"]
     files = ["code/modeling.py", "config.json", "merges.txt", "template.jinja", "tokenizer.model"]
-    other = ["README.md", "manifest.bak", "image.png"]
+    other = ["LICENSE", "README.md", "image.png", "model.onnx", "nohup.out"]
     found = look(fill(tmp_path, *weights, *files, *other))
     assert names(found) == (weights, files)
     assert found.directory == str(tmp_path)
@@ -92,15 +94,36 @@ def test_what_is_hidden_or_the_original_form_is_passed_over(tmp_path: Path) -> N
     [
         *((name, True) for name in ("config.json", "a/b.py", "x.TXT", "chat_template.jinja")),
         *((name, True) for name in ("tokenizer.model", "vocab.bpe", "a.tiktoken", "p.yaml")),
+        *((name, True) for name in ("tokenizer.model.v3", "prompts.jsonl", "bpe.codes", "vocab")),
         *((name, False) for name in ("model.safetensors.index.json", "pytorch.BIN.INDEX.JSON")),
         *((name, False) for name in ("manifest.json", "index.json", "have.json", "README.md")),
-        *((name, False) for name in ("model.safetensors", "a.png", "json", "")),
+        *((name, False) for name in ("model.safetensors", "a.png", "LICENSE", "tf_model.h5")),
     ],
 )
 def test_a_checkpoint_carries_what_the_model_needs_beside_weights(
-    path: str, expected: bool
+    tmp_path: Path, path: str, *, expected: bool
 ) -> None:
-    assert is_copied(path) is expected
+    fill(tmp_path, path)
+    assert (is_model_file(str(tmp_path), path) and is_copied(path)) is expected
+
+
+def test_a_file_of_no_known_kind_counts_only_where_it_is_a_small_one_that_is_there(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path, "config.json", "model.safetensors", "vocab", "data")
+    os.truncate(tmp_path / "data", SMALL_BYTES + 1)
+    (tmp_path / "gone").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "fifo")
+    assert names(look(tmp_path)) == (["model.safetensors"], ["config.json", "vocab"])
+
+
+def test_what_stands_for_weights_that_vllm_goes_by_is_a_whole_file_without_tensors(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "consolidated.safetensors").write_bytes(NO_TENSORS)
+    assert is_marker("sub/consolidated.00.safetensors")
+    assert not is_marker("model.safetensors")
+    assert header.read(tmp_path / "consolidated.safetensors") == {}
 
 
 def test_a_checkpoint_is_known_by_its_manifest(tmp_path: Path) -> None:
@@ -315,7 +338,7 @@ def test_where_stamps_are_cached_weights_are_opened_before_they_are_asked_for(
 def test_of_more_files_than_a_model_has_none_is_left_out_unseen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contents, "MAX_SOURCE_FILES", 2)
+    monkeypatch.setattr(files, "MAX_FILES", 2)
     found = look(fill(tmp_path, "config.json", "model.safetensors", "below/x.py"))
     assert found.directory is None
     assert "more than 2 files" in str(found.broken)

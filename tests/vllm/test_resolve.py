@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.checkpoint.key import Key
+from entrypoint.checkpoint.key import FORMAT, Key
 
 pytestmark = pytest.mark.vllm
 
@@ -94,7 +94,8 @@ def test_words_of_the_model_are_found_by_asking(name: str, answers: Any) -> None
 
 def test_key_is_one_that_the_checkpoint_room_reads(answers: Any) -> None:
     for name in ("positional", "moe", "awq", "node", "draft"):
-        key = Key.from_json(answers[name]["key"] | {"model": "", "format": 1, "engine": "vllm"})
+        beside = {"model": "", "format": FORMAT, "engine": "vllm"}
+        key = Key.from_json(answers[name]["key"] | beside)
         assert key.platform.startswith("cpu-")
         assert key.vllm == answers[name]["engine"]["vllm"]
 
