@@ -277,7 +277,7 @@ def rejections_by(
     rejections, awaited = Rejections(settings.state_dir), Awaited(settings.state_dir)
 
     def rejection(manifest: Manifest) -> Rejection | None:
-        found = rejections.find(manifest.content)
+        found = rejections.find(manifest.content, resolution.asked)
         if found or not (needed := unproved(settings, resolution, manifest)):
             return found
         if (

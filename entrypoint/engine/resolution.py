@@ -27,7 +27,8 @@ class Resolution(NamedTuple):
     `model_word` is the user's own. `has_own_place`: vLLM loads a hub's model from a directory of
     the user's choice. `ranks` are those whose workers run on this one of `nnodes` nodes; none where
     `unplaced` says why. `preload` is LD_PRELOAD as vLLM sets it for processes that it spawns; None
-    where it was not asked for that.
+    where it was not asked for that. `asked` is a digest of all that vLLM was asked: words,
+    environment, versions, machine.
     """
 
     key: Key
@@ -49,6 +50,7 @@ class Resolution(NamedTuple):
     kind: Mapping[str, bool]
     server: Address
     preload: str | None = None
+    asked: str = ""
 
     @property
     def unruled(self) -> str:

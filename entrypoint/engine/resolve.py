@@ -50,9 +50,10 @@ def resolve(
     engine_question = digest_json([engine.path, engine.interpreter])
     about = memory.recall("engines", engine_question)
     if isinstance(about, dict):
-        remembered = _recall(memory, _asked(engine, words, environ, about), identify)
+        asked = _asked(engine, words, environ, about)
+        remembered = _recall(memory, asked, identify)
         if remembered is not None:
-            return read_answer(remembered, words, about)
+            return read_answer(remembered, words, about)._replace(asked=asked.words)
     asking()
     answer = _ask(engine, words, environ)
     if answer["status"] != "ok" and isinstance(unread := answer.get("model"), dict):
@@ -70,7 +71,7 @@ def resolve(
     asked = _asked(engine, words, environ, about)
     if identity is not None and asked.files is not None:
         _remember(memory, asked, answer, identity)
-    return read_answer(answer, words, about)
+    return read_answer(answer, words, about)._replace(asked=asked.words)
 
 
 class _Asked(NamedTuple):

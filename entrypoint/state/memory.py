@@ -5,6 +5,7 @@ Only ever a short cut: without a writable state directory all works, slower.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +43,12 @@ class Memory:
         except OSError:
             return False
         return True
+
+    def forget(self, subject: Subject) -> None:
+        """Forget all answers of a kind; what may not be deleted stays."""
+        for path in (below(self.root, "memory") / subject).glob("[!.]*.json"):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def _path(self, subject: Subject, question: str) -> Path:
         return below(self.root, "memory") / subject / f"{question}.json"

@@ -34,6 +34,9 @@ BY_THE_MODEL: Final = (
 
 LASTING: Final = ("quarantined", "operator")
 
+MAX_ASKED: Final = 16
+"""Kept of one checkpoint; the oldest is tried again beyond that."""
+
 UNPROBED: Final = "tee.proof"
 """What no load alone can prove, of a model by its key: not to be saved on the way again."""
 
@@ -55,8 +58,11 @@ class Rejections:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def find(self, digest: str) -> Rejection | None:
-        """Return why the manifest or key with this digest is rejected, or None."""
+    def find(self, digest: str, asked: str = "") -> Rejection | None:
+        """Return why the manifest or key with this digest is rejected, or None.
+
+        For what vLLM was `asked`, by its digest, if it is rejected for that alone.
+        """
         path = self._path(digest)
         entry = read_json(path)
         if not isinstance(entry, dict):
@@ -65,13 +71,22 @@ class Rejections:
             return Rejection("operator", f"{path}: cannot be read") if is_there else None
         found = Rejection(str(entry.get("kind")), str(entry.get("reason", "no reason kept")))
         lapsed = entry.get("shardboot", __version__) != __version__ and found.kind not in LASTING
-        return None if lapsed else found
+        only = _asked(entry)
+        is_for_others = bool(asked and only) and asked not in only
+        return None if lapsed or is_for_others else found
 
-    def add(self, digest: str, kind: str, reason: str) -> bool:
-        """Reject; durable when this returns True. False where nothing can be written."""
+    def add(self, digest: str, kind: str, reason: str, asked: str = "") -> bool:
+        """Reject, if so told for what vLLM was `asked` alone, beside what else was.
+
+        Durable when this returns True. False where nothing can be written.
+        """
+        before = _asked(read_json(self._path(digest)))
+        if asked and not before and self.find(digest) is not None:
+            return True
         entry: dict[str, Json] = {
             "kind": kind,
             "reason": reason,
+            "asked": [*before[-MAX_ASKED + 1 :], asked] if asked else [],
             "shardboot": __version__,
             "time": round(time.time(), 3),
         }
@@ -101,6 +116,12 @@ class Rejections:
 
     def _path(self, digest: str) -> Path:
         return below(self.root, "rejections") / f"{digest}.json"
+
+
+def _asked(entry: Json) -> list[Json]:
+    """Return what vLLM was asked wherever it is rejected; empty where that is everywhere."""
+    found = entry.get("asked") if isinstance(entry, dict) else None
+    return found if isinstance(found, list) else []
 
 
 def on_the_way(key: str) -> str:

@@ -16,13 +16,16 @@ MEET_SECONDS: Final = 60.0
 OPEN: Final = "open"
 """Of a proof that came to nothing."""
 
+STALE: Final = "stale"
+"""Of boot, which went by an answer of vLLM's that does not hold any more."""
+
 
 class Objection(Exception):  # noqa: N818 - raised alike on every rank, and answered in one place
     """What the first rank with an objection says.
 
     `fault` is what the checkpoint is to be rejected for: `unfit`, another model's; `unproven`, it
-    does not load to its source's state. `OPEN` where that could not be found out, and "" for
-    whatever else is no fault of its own.
+    does not load to its source's state. `OPEN` where that could not be found out, `STALE` where it
+    is another engine's, and "" for whatever else is no fault of its own.
     """
 
     def __init__(self, message: str, fault: str = "") -> None:
@@ -31,26 +34,27 @@ class Objection(Exception):  # noqa: N818 - raised alike on every rank, and answ
 
 
 @contextmanager
-def agreeing() -> Iterator[None]:
+def agreeing(mismatch: str = "unfit") -> Iterator[None]:
     """Run the block on every rank; raise on all what the first rank that failed says.
 
+    `mismatch` is the fault where something does not fit.
     Every rank must come here, and does: nothing but the block's own failures can part them.
     """
     verdict: tuple[str, str] | None = None
     try:
         yield
     except (ShardbootError, OSError, ValueError) as error:
-        verdict = (_fault(error), str(error))
+        verdict = (_fault(error, mismatch), str(error))
     for rank, found in enumerate(compat.gather(verdict)):
         if found is not None:
             fault, message = found
             raise Objection(f"worker {rank} objects: {message}", fault)
 
 
-def _fault(error: Exception) -> str:
+def _fault(error: Exception, mismatch: str) -> str:
     match error:
         case KeyMismatchError():
-            return "unfit"
+            return mismatch
         case ProofError(reason=ProofError.reason):
             return "unproven"
         case ProofError():

@@ -8,7 +8,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from entrypoint.errors import DamagedError, KeyMismatchError
 from entrypoint.vllm_plugin import compat, refusal
 from entrypoint.vllm_plugin.agreement import (
     OPEN,
+    STALE,
     Objection,
     agreeing,
     all_load_a_checkpoint,
@@ -39,12 +40,13 @@ from entrypoint.vllm_plugin.notes import Notes
 from entrypoint.vllm_plugin.progress import SECONDS_BETWEEN_LINES, Progress
 from entrypoint.vllm_plugin.quantized_layers import read_fused_names
 from entrypoint.vllm_plugin.read import Reads, Wanted, read_all
-from entrypoint.vllm_plugin.source import load_from_source
+from entrypoint.vllm_plugin.same_engine import require_same_engine
+from entrypoint.vllm_plugin.source import load_from_source, pointing_at
 from entrypoint.vllm_plugin.strict import compare
 
 SETTINGS = frozenset(
     {
-        *("manifest", "boot", "state", "headless", "source", "reader", "fork", "prove"),
+        *("manifest", "boot", "state", "asked", "headless", "source", "reader", "fork", "prove"),
         *("record", "side", "threads", "read_bytes"),
     }
 )
@@ -59,11 +61,12 @@ class ShardbootLoader(BaseModelLoader):
     """Loads the checkpoint in the model's directory whose manifest has the digest asked for.
 
     `model_loader_extra_config` is `{"manifest": DIGEST}`; boot adds `boot` and `state`, its id and
-    the state directory to note in what becomes of the load, `headless` on a node without HTTP, and
-    `source`, where the model can be loaded from if the checkpoint does not fit. With `prove`
-    it is compared with what its source gave, before anything is served from it. `threads` and
-    `read_bytes` are how it is read, where that is told. A proof adds `record` and `side`, the
-    directory to leave evidence or a refusal in. `fork` and `reader` are for `forking` and `reap`.
+    the state directory to note in what becomes of the load, `asked`, a digest of what vLLM was
+    asked, `headless` on a node without HTTP, and `source`, where the model can be loaded from if
+    the checkpoint does not fit. With `prove` it is compared with what its source gave, before
+    anything is served from it. `threads` and `read_bytes` are how it is read, where that is told.
+    A proof adds `record` and `side`, the directory to leave evidence or a refusal in. `fork` and
+    `reader` are for `forking` and `reap`.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -111,6 +114,10 @@ class ShardbootLoader(BaseModelLoader):
             with agreeing():
                 self.manifest = _open_manifest(Path(model_config.model), self.digest)
                 reproduce(self.manifest.decisions, model_config)
+            if self.recorder is None:
+                # A proof's engine is not the server's: it has no draft.
+                with agreeing(STALE):
+                    require_same_engine(self.manifest.key, vllm_config)
             if over_nodes:
                 same_everywhere(self.manifest)
             read_fused_names(vllm_config, model_config)
@@ -170,15 +177,22 @@ class ShardbootLoader(BaseModelLoader):
         if self.recorder is not None:
             refusal.leave(self.recorder.directory, rank, "proof.load", str(objection))
         if self.source is None:
-            error = KeyMismatchError if objection.fault == "unfit" else DamagedError
+            mismatch = objection.fault in ("unfit", STALE)
+            error = KeyMismatchError if mismatch else DamagedError
             raise error(str(objection))
         compat.logger().error(
             "shardboot: %s. Loading the source instead: %s", objection, self.source
         )
 
     def _keep_in_mind(self, objection: Objection) -> None:
-        """Reject the checkpoint for its own fault, or note that its proof was left open."""
+        """Reject the checkpoint for its own fault, or note that its proof was left open.
+
+        Where it is another engine's, boot is to ask vLLM anew: the checkpoint is a good one.
+        """
         if self.manifest is None or not (fault := objection.fault):
+            return
+        if fault == STALE:
+            self.notes.forget_answers()
             return
         if fault == OPEN:
             if self.proof is None or self.proof.leave_open(self.manifest):
@@ -188,6 +202,24 @@ class ShardbootLoader(BaseModelLoader):
         self.notes.reject(self.manifest.content, fault, str(objection))
         if self.proof is not None:
             self.proof.give_up(self.manifest)
+
+    def get_all_weights(
+        self, model_config: Any, model: torch.nn.Module
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the weights that vLLM is to put into `model` again: the source's, or others'.
+
+        vLLM lays them out as it does a model's files, which a checkpoint's are no more.
+        Raises: NotImplementedError where the source is not known.
+        """
+        path = model_config.model
+        if os.path.exists(os.path.join(path, MANIFEST)):
+            if self.source is None:
+                raise NotImplementedError(
+                    f"{path}: a checkpoint, whose source is not at hand to reload weights from"
+                )
+            path = self.source
+        loader = compat.source_loader(self.load_config, "auto")
+        return _read_at(path, loader, model_config, model)
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         """Fill the model's parameters and buffers, rank-local, from this rank's files.
@@ -234,6 +266,13 @@ class ShardbootLoader(BaseModelLoader):
             Wanted(tensor, directory / entries[name].file, entries[name].begin)
             for name, tensor in state.items()
         ]
+
+
+def _read_at(
+    path: str, loader: Any, model_config: Any, model: torch.nn.Module
+) -> Iterator[tuple[str, torch.Tensor]]:
+    with pointing_at(model_config, path):
+        yield from loader.get_all_weights(model_config, model)
 
 
 def _reads(settings: Mapping[str, Any]) -> Reads:

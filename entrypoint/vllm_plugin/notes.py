@@ -10,21 +10,27 @@ from typing import Any
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.state.ledger import Ledger
+from entrypoint.state.memory import Memory
 from entrypoint.state.rejections import Rejections
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """Notes of one boot; without a state directory, as under a proof, there are none."""
+    """Notes of one boot; without a state directory, as under a proof, there are none.
+
+    `asked` tells what vLLM was asked for it, as in `engine.resolution`.
+    """
 
     state: Path | None
     boot: str
+    asked: str = ""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Notes:
         """Return the notes that the loader's settings ask for."""
         state = settings.get("state")
-        return cls(Path(str(state)) if state else None, str(settings.get("boot", "")))
+        texts = (str(settings.get(name, "")) for name in ("boot", "asked"))
+        return cls(Path(str(state)) if state else None, *texts)
 
     def line(self, event: str, **fields: Json) -> None:
         """Add one line; a state directory that cannot be written costs nothing else."""
@@ -37,7 +43,16 @@ class Notes:
         if self.state is not None:
             Rejections(self.state).refuse(key, reason, text)
 
-    def reject(self, digest: str, kind: str, reason: str) -> None:
-        """Remember that no boot is to try it again, and for what: one of `KINDS`, or a code."""
+    def forget_answers(self) -> None:
+        """Have the next boot ask vLLM how it reads the words, whatever they are."""
         if self.state is not None:
-            Rejections(self.state).add(digest, kind, reason)
+            Memory(self.state).forget("resolutions")
+
+    def reject(self, digest: str, kind: str, reason: str) -> None:
+        """Remember that no boot is to try it again, and for what: one of `KINDS`, or a code.
+
+        What is unfit may fit where vLLM is asked something else.
+        """
+        if self.state is not None:
+            asked = self.asked if kind == "unfit" else ""
+            Rejections(self.state).add(digest, kind, reason, asked)

@@ -212,6 +212,8 @@ def _multimodal(found: Any) -> str:
         "encoder_tp": str(getattr(found, "mm_encoder_tp_mode", "")),
         "encoder_attn_dtype": str(getattr(found, "mm_encoder_attn_dtype", None)),
         "language_only": bool(getattr(found, "language_model_only", False)),
+        # Some models have one layer more, or fewer.
+        "device_normalize": bool(getattr(found, "mm_device_do_normalize", False)),
         "off": sorted(n for n, limit in limits.items() if getattr(limit, "count", limit) == 0),
     }
     return json.dumps(told, sort_keys=True, separators=(",", ":"))

@@ -24,11 +24,11 @@ from entrypoint.checkpoint import fragment as fragments
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.checkpoint.index import MAX_INDEX_BYTES
 from entrypoint.errors import SaveError
-from entrypoint.vllm_plugin import compat, engine, program, resolve, resolved_key
+from entrypoint.vllm_plugin import compat, engine, program, resolve, resolved_engine, resolved_key
 
 
 def save(request: Mapping[str, Any]) -> program.Answer:
-    """Save the model that the words name; return the answer.
+    """Save the model that the words name; return the answer, with the key by vLLM's own reading.
 
     Raises: RejectedError, SaveError when the model cannot be saved; whatever vLLM raises when it
     fails.
@@ -36,7 +36,10 @@ def save(request: Mapping[str, Any]) -> program.Answer:
     started = time.monotonic()
     staging = Path(request["staging"])
     records = bool(request.get("record"))
+    environ = dict(os.environ)  # as boot set it: vLLM adds to it
     asker, args = parse(request["words"])
+    plain = asker.config(argparse.Namespace(**vars(args)))
+    key = resolved_key.key(plain, resolved_engine.engine(asker.serve), environ)
     settings = {
         "staging": str(staging),
         "size_per_file": int(request["size_per_file"]),
@@ -59,6 +62,7 @@ def save(request: Mapping[str, Any]) -> program.Answer:
         "status": "ok",
         "seconds": round(time.monotonic() - started, 3),
         "bytes": sum(entry.size for fragment in found for entry in fragment.files),
+        "key": key,
     }
 
 

@@ -19,7 +19,7 @@ def load_from_source(
 
     `before` is what vLLM had decided on the checkpoint's files, before any of it was undone.
     """
-    with _pointing_at(model_config, source):
+    with pointing_at(model_config, source):
         _decide_anew(model_config, before)
         loader = compat.source_loader(vllm_config.load_config, "auto")
         # It may name layers as the checkpoint's files do.
@@ -31,7 +31,7 @@ def load_from_source(
 
 
 @contextmanager
-def _pointing_at(model_config: Any, source: str) -> Iterator[None]:
+def pointing_at(model_config: Any, source: str) -> Iterator[None]:
     """Let `model_config` name the source while it is loaded, and the checkpoint again after."""
     checkpoint, model_config.model = model_config.model, source
     try:

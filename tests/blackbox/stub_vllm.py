@@ -92,6 +92,11 @@ def key_of(args: argparse.Namespace) -> Key:
     return make_key(model="", tp=args.tp, dtype=args.dtype)
 
 
+def answered(key: Key) -> dict[str, Any]:
+    """Return the fields that vLLM decides."""
+    return {k: v for k, v in key.to_json().items() if k not in ("model", "engine", "format")}
+
+
 def layout(args: argparse.Namespace) -> dict[str, Any]:
     here = args.tp // args.nnodes
     ranks = [*range(here * args.node_rank, here * (args.node_rank + 1))]
@@ -107,9 +112,6 @@ def resolve(words: list[str], rules: dict[str, Any]) -> dict[str, Any]:
     if args.model_tag is None and spelled and words[spelled[0]] == args.model:
         spelled = [spelled[0] - 1, spelled[0]]
     draft = bool(args.speculative_config)
-    key = key_of(args).to_json()
-    for field in ("model", "engine", "format"):
-        del key[field]
     answer: dict[str, Any] = {
         "status": "ok",
         "engine": {
@@ -129,7 +131,7 @@ def resolve(words: list[str], rules: dict[str, Any]) -> dict[str, Any]:
             "why": "",
         },
         "model": {"word": args.model, "revision": args.revision},
-        "key": key,
+        "key": answered(key_of(args)),
         "layout": layout(args),
         "server": server([words[i] for i in kept_positions(words, IGNORABLE)]),
         "load": {"format": args.load_format, "extra_config": bool(args.model_loader_extra_config)},
@@ -157,7 +159,8 @@ def save(request: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
             (staging / entry.path).write_bytes(blob[: rules.get("cut")])
             (staging / entry.path).chmod(request["file_mode"])
         (staging / fragment_name(rank)).write_bytes(rules.get("fragment", fragment.encode()))
-    return {"status": "ok", "seconds": 0.1, "bytes": 1}
+    told = answered(key) | rules.get("reads", {})
+    return {"status": "ok", "seconds": 0.1, "bytes": 1, "key": told}
 
 
 def tune(request: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from blackbox.harness import House, make_source, snapshot, staged
 
+from entrypoint.checkpoint import manifest as manifests
 from entrypoint.checkpoint.digest import canonical, digest_json
 from entrypoint.state import stops
 from entrypoint.state.ledger import Ledger
+from entrypoint.state.rejections import Rejections
 
 
 def test_the_first_boot_saves_and_the_second_finds_it(house: House) -> None:
@@ -396,3 +398,13 @@ def test_what_boots_died_on_is_not_copied_again_from_the_shared_store(
         "quarantined",
     )
     assert "copy.done" not in boot.events
+
+
+def test_what_does_not_fit_the_engine_of_some_words_is_served_for_others(house: House) -> None:
+    first = house.serve()
+    (name,) = house.store.names()
+    manifest = manifests.decode(house.store.read_manifest(name))
+    Rejections(house.state).add(manifest.content, "unfit", "shape", first.loader["asked"])
+    assert house.serve().events[-1] == "local.unfit"
+    assert house.serve("--max-model-len", 9).events[-1] == "local.hit"
+    assert house.calls.count("save") == 1

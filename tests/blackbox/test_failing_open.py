@@ -223,3 +223,17 @@ def test_a_save_that_only_failed_is_tried_again(house: House) -> None:
     house.serve()
     house.rules()
     assert house.serve().events[-2:] == ["save.done", "local.hit"]
+
+
+def test_a_save_by_an_answer_that_holds_no_more_comes_to_nothing_and_vllm_is_asked_anew(
+    house: House,
+) -> None:
+    house.rules(save={"reads": {"kv_cache_dtype": "fp8"}})
+    boot = house.serve()
+    assert boot.words == [str(house.model), "-tp", "2"]
+    assert "save.failed" in boot.events
+    assert "kv_cache_dtype fp8, not auto" in boot.stderr
+    assert house.calls.count("resolve") == 1
+    house.rules()
+    assert house.serve().events[-2:] == ["save.done", "local.hit"]
+    assert house.calls.count("resolve") == 2

@@ -25,6 +25,17 @@ def test_an_answer_is_remembered_by_its_subject_and_question(tmp_path: Path) -> 
     assert Memory(tmp_path / "state").recall("engines", "q") == {"a": [1, None]}
 
 
+def test_all_answers_of_a_kind_are_forgotten_at_once(tmp_path: Path) -> None:
+    mind = Memory(tmp_path)
+    for question in ("p", "q"):
+        mind.remember("resolutions", question, 1)
+        mind.remember("engines", question, 1)
+    mind.forget("resolutions")
+    mind.forget("resolutions")
+    assert [mind.recall("resolutions", q) for q in ("p", "q")] == [None, None]
+    assert [mind.recall("engines", q) for q in ("p", "q")] == [1, 1]
+
+
 def test_what_is_known_already_is_not_written_again(tmp_path: Path) -> None:
     mind = Memory(tmp_path)
     mind.remember("engines", "q", {"a": 1})
@@ -256,6 +267,20 @@ def test_what_shardboot_found_counts_until_another_version_may_find_otherwise(
     assert book.find("d") == Rejection(kind, "why")
     monkeypatch.setattr(rejections, "__version__", "9.9.9")
     assert (book.find("d") is not None) is lasts
+
+
+def test_what_is_rejected_for_some_words_is_so_for_these_alone(tmp_path: Path) -> None:
+    book = Rejections(tmp_path)
+    for asked in ("words", "other words"):
+        assert book.add("d", "unfit", "why", asked)
+    assert [book.find("d", asked) is None for asked in ("words", "other words", "third")] == [
+        *(False, False, True)
+    ]
+    # Nobody's words: who looks after the store.
+    assert book.find("d") == Rejection("unfit", "why")
+    assert book.add("d", "operator", "bad")
+    assert book.add("d", "unfit", "why", "words")
+    assert book.find("d", "third") == Rejection("operator", "bad")
 
 
 def test_a_rejection_that_cannot_be_read_counts(tmp_path: Path) -> None:

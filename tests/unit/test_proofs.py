@@ -31,7 +31,7 @@ from entrypoint.state.status import Address
 from entrypoint.store import look
 from entrypoint.store.directory import DirectoryStore
 
-MOE = cast("Any", SimpleNamespace(unruled="moe", nnodes=1))
+MOE = cast("Any", SimpleNamespace(unruled="moe", nnodes=1, asked="words"))
 
 
 @pytest.fixture

@@ -168,14 +168,18 @@ def test_another_engine_is_another_question(tmp_path: Path) -> None:
     assert digest("m", engine=Executable("/usr/bin/vllm", str(other))) != digest("m")
 
 
-def test_what_plugs_into_vllm_counts_and_nothing_else(tmp_path: Path) -> None:
-    for name in ("vllm-0.32.0", "torch-2.13.0", "requests-2.31", "plug-1.0", "shardboot-0.1.0"):
+def test_what_plugs_into_vllm_or_reads_models_for_it_counts_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    names = ("vllm-0.32.0", "torch-2.13.0", "requests-2.31", "plug-1.0", "shardboot-0.1.0")
+    for name in (*names, "transformers-5.0", "compressed_tensors-0.9", "mistral_common-1.13"):
         (tmp_path / f"{name}.dist-info").mkdir()
     plug = tmp_path / "plug-1.0.dist-info" / "entry_points.txt"
     plug.write_text("[vllm.general_plugins]\nx = y:z\n")
     assert distributions([str(tmp_path), "/none/such"]) == [
+        *("compressed_tensors-0.9.dist-info", "mistral_common-1.13.dist-info"),
         *("plug-1.0.dist-info", "shardboot-0.1.0.dist-info"),
-        *("torch-2.13.0.dist-info", "vllm-0.32.0.dist-info"),
+        *("torch-2.13.0.dist-info", "transformers-5.0.dist-info", "vllm-0.32.0.dist-info"),
     ]
     before = digest("m", site_dirs=(str(tmp_path),))
     (tmp_path / "plug-1.0.dist-info").rename(tmp_path / "plug-1.1.dist-info")

@@ -407,7 +407,7 @@ def test_of_a_store_that_holds_some_ranks_these_can_be_copied(
 def test_over_nodes_only_a_proof_that_all_of_them_see_counts(
     boot: Boot, manifest: Manifest, nnodes: int, is_enough: bool
 ) -> None:
-    moe = cast("Any", SimpleNamespace(unruled="moe", nnodes=nnodes))
+    moe = cast("Any", SimpleNamespace(unruled="moe", nnodes=nnodes, asked=""))
     Proofs(boot.settings.state_dir).add(manifest, proof_of(manifest))
     assert (rejections_by(boot.settings, moe)(manifest) is None) == is_enough
     assert rejections_by(boot.settings, moe)(manifest._replace(proof=proof_of(manifest))) is None

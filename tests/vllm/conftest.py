@@ -113,6 +113,7 @@ class Lab:
 
     def __init__(self, room: Path) -> None:
         self.room = room
+        self.keys: dict[Path, dict[str, Any]] = {}
 
     def model(self, kind: str) -> Path:
         """Return a model of tests/models.py; `untied` claims to be tied, and its files differ."""
@@ -133,9 +134,20 @@ class Lab:
         return ask(command, request, extra=extra)
 
     def engine(
-        self, model: Path, name: str, *, tp: int = 1, pp: int = 1, speak: bool = True, **more: Any
+        self,
+        model: Path,
+        name: str,
+        *,
+        tp: int = 1,
+        pp: int = 1,
+        speak: bool = True,
+        reload: bool = False,
+        **more: Any,
     ) -> Told:
-        """Load `model` in real vLLM; `more` are engine arguments. Without `speak`, load only."""
+        """Load `model` in real vLLM; `more` are engine arguments. Without `speak`, load only.
+
+        With `reload`, forget the weights and load them again in place.
+        """
         result = self.room / name
         arguments = {"dtype": "bfloat16", "max_model_len": 256, "enforce_eager": True} | more
         arguments |= {"tensor_parallel_size": tp, "pipeline_parallel_size": pp}
@@ -143,6 +155,7 @@ class Lab:
             "model": str(model),
             "arguments": arguments,
             "prompts": PROMPTS if speak else [],
+            "reload": reload,
         }
         said = run_child([sys.executable, str(ENGINE), str(result)], request, tp * pp)
         state = {
@@ -163,7 +176,9 @@ class Lab:
             "size_per_file": 1_500_000,
             "file_mode": FILE_MODE,
         }
-        return ask([*PYTHON_M, "entrypoint.vllm_plugin.save"], request, tp * pp)
+        answer = ask([*PYTHON_M, "entrypoint.vllm_plugin.save"], request, tp * pp)
+        self.keys[staging] = answer.get("key", {})
+        return answer
 
     def assemble(self, model: Path, staging: Path, *, tp: int = 1, pp: int = 1) -> Manifest:
         """Make a checkpoint of what a save left in `staging`."""
@@ -177,7 +192,7 @@ class Lab:
                 model_files.append(
                     FileEntry(path=path.name, size=size, blake3=digest, role="model")
                 )
-        key = _key(tp=tp, pp=pp)
+        key = _key(tp=tp, pp=pp)._replace(**self.keys.get(staging, {}))
         source = Source(name=model.name, revision=None, identity={})
         manifest, index = fragments.assemble(found, model_files, key, source, {}, CREATED_AT)
         (staging / INDEX).write_bytes(index)
@@ -198,7 +213,7 @@ class Lab:
 
 
 def _key(*, tp: int, pp: int) -> Key:
-    # The loader compares what it finds with the model, not with the key: most of it is filling.
+    # Filling, where nothing is loaded by real vLLM.
     return Key(
         model="0" * 64,
         architecture="",

@@ -2,6 +2,7 @@
 
     python engine_child.py RESULT < {"model": ..., "arguments": {...}, "prompts": [...]}
 
+With `reload` its weights are set to zero, then loaded again in place, before it answers.
 Digests are taken before post-processing, of all parameters and buffers in the state dict, and left
 beside RESULT by rank. vLLM spawns its workers from this very file, so they record too.
 """
@@ -44,6 +45,9 @@ def generate(request: dict[str, Any]) -> list[dict[str, Any]]:
     from vllm import LLM, SamplingParams
 
     llm = LLM(model=request["model"], **request["arguments"])
+    if request.get("reload"):
+        llm.collective_rpc(forget)
+        llm.collective_rpc("reload_weights")
     sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=1)
     answers = []
     for output in llm.generate(request["prompts"], sampling):
@@ -56,6 +60,11 @@ def generate(request: dict[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return answers
+
+
+def forget(worker: Any) -> None:
+    for parameter in worker.get_model().parameters():
+        parameter.data.zero_()
 
 
 def load_only(request: dict[str, Any]) -> None:

@@ -56,6 +56,11 @@ def say_no_dtype(model: Path) -> None:
 def recipes(room: Path, lab: Any) -> dict[str, dict[str, Any]]:
     forms = ("own", "silent", "beside")
     words = [[str(room / form), "--max-model-len", "256"] for form in forms]
+    # Rows of its head are the classifier: those of these tokens.
+    tokens = ["--hf-overrides", '{"classifier_from_token": ["a", "b"]}']
+    forms += ("classifier", "classifier of others")
+    words += [[str(room / "silent"), *tokens]]
+    words += [[str(room / "silent"), *tokens, "--tokenizer", str(room / "beside")]]
     result = room / "answers.json"
     said = lab.run([sys.executable, "-P", str(CHILD), str(result)], words)
     assert result.exists(), said[-4000:]
@@ -81,6 +86,14 @@ def test_whatever_else_would_be_read_differently_is_named_and_no_checkpoint_made
 ) -> None:
     assert not recipes["beside"]["verified"]
     assert recipes["beside"]["why"] == "vLLM would read tokenizer_mode of a checkpoint differently"
+
+
+def test_weights_that_another_tokenizer_chooses_are_not_served_from_a_checkpoint(
+    recipes: dict[str, dict[str, Any]],
+) -> None:
+    assert recipes["classifier"]["verified"]
+    why = recipes["classifier of others"]["why"]
+    assert why == "the tokenizer that the words name decides about weights"
 
 
 def test_a_checkpoint_of_mistrals_form_answers_as_its_source(room: Path, lab: Any) -> None:
