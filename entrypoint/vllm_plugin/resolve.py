@@ -148,8 +148,8 @@ def _reread(asker: Asker, args: argparse.Namespace, config: Any) -> tuple[list[s
         found: tuple[list[str], str] = _beside("resolved_copy").reread(
             asker.config, args, config, str(directory), files
         )
-    except RejectedError as error:
-        return [], f"vLLM rejects a checkpoint's files: {error}"
+    except (OSError, RejectedError) as error:
+        return [], f"vLLM cannot read a checkpoint's files: {error}"
     return found
 
 

@@ -54,18 +54,20 @@ def say_no_dtype(model: Path) -> None:
 
 @pytest.fixture(scope="module")
 def recipes(room: Path, lab: Any) -> dict[str, dict[str, Any]]:
-    forms = ("own", "silent", "beside")
-    words = [[str(room / form), "--max-model-len", "256"] for form in forms]
     # Rows of its head are the classifier: those of these tokens.
     tokens = ["--hf-overrides", '{"classifier_from_token": ["a", "b"]}']
-    forms += ("classifier", "classifier of others")
-    words += [[str(room / "silent"), *tokens]]
-    words += [[str(room / "silent"), *tokens, "--tokenizer", str(room / "beside")]]
+    asked = {
+        "own": [str(room / "own"), "--max-model-len", "256"],
+        "silent": [str(room / "silent")],
+        "beside": [str(room / "beside")],
+        "classifier": [str(room / "silent"), *tokens],
+        "of others": [str(room / "silent"), *tokens, "--tokenizer", str(room / "beside")],
+    }
     result = room / "answers.json"
-    said = lab.run([sys.executable, "-P", str(CHILD), str(result)], words)
+    said = lab.run([sys.executable, "-P", str(CHILD), str(result)], [*asked.values()])
     assert result.exists(), said[-4000:]
     answers = json.loads(result.read_text())
-    return {form: answer["words"] for form, answer in zip(forms, answers, strict=True)}
+    return {form: answer["words"] for form, answer in zip(asked, answers, strict=True)}
 
 
 def test_a_checkpoint_is_read_as_its_source_where_it_has_the_same_names(
@@ -92,7 +94,7 @@ def test_weights_that_another_tokenizer_chooses_are_not_served_from_a_checkpoint
     recipes: dict[str, dict[str, Any]],
 ) -> None:
     assert recipes["classifier"]["verified"]
-    why = recipes["classifier of others"]["why"]
+    why = recipes["of others"]["why"]
     assert why == "the tokenizer that the words name decides about weights"
 
 
