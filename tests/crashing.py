@@ -171,13 +171,19 @@ class Crashes:
         while time.monotonic() < deadline:
             parts = self._parts()
             if parts:
-                self.doomed |= {pid for pid, what in parts.items() if what == FIRST}
                 pid = self.random.choice(sorted(parts))
                 with suppress(ProcessLookupError):
+                    self.doomed.add(self._first_above(pid))
                     os.kill(pid, signal.SIGKILL)
                     return parts[pid]
             time.sleep(POLL_SECONDS)
         raise ProgramError(f"there is nothing to kill:\n{self.server.last_lines()}")
+
+    def _first_above(self, pid: int) -> int:
+        """Return the first process of the server that a part is of."""
+        while (parent := _stat(pid)[1:2]) and parent != [str(self.supervisor)]:
+            pid = int(parent[0])
+        return pid
 
     def _parts(self) -> dict[int, str]:
         """Return boot or API server, engine core and workers by pid, and what they are."""
