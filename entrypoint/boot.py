@@ -6,14 +6,12 @@ store already is the service user.
 
 from __future__ import annotations
 
-import functools
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from entrypoint import compiled, hand_over
+from entrypoint import compiled, hand_over, record
 from entrypoint.assess import Assessment, Boot, assess, doubted
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Complete, Damaged, Rejected
@@ -24,11 +22,7 @@ from entrypoint.errors import RefusedError, ShardbootError
 from entrypoint.hand_over import Program
 from entrypoint.log import human_bytes
 from entrypoint.plan import Action, Obstacle, decide, in_words, lack
-from entrypoint.state import process, stops
-from entrypoint.state.attempts import TIERS, Entry, delay_seconds, failures_in_row
-from entrypoint.state.ledger import Ledger
-from entrypoint.state.rejections import Rejections
-from entrypoint.store import lock
+from entrypoint.state.attempts import TIERS, delay_seconds
 from entrypoint.store.look import remember_look
 
 NEVER_FAIL_OPEN: Final = (2, 10, 60, 61)
@@ -81,7 +75,7 @@ def settle(boot: Boot, assessment: Assessment) -> tuple[Action, Assessment, list
     while True:
         action = decide(assessment.situation, boot.policy)
         if action.kind == "reuse":
-            found = _doubt(boot, action)
+            found = _doubt(boot, assessment, action)
             if found is not None:
                 assessment = doubted(boot, assessment, found)
                 continue
@@ -107,59 +101,26 @@ def _not_again(assessment: Assessment, kind: str) -> Assessment:
     return _with(assessment, **{f"no_{kind}": lack("local", local, text)})
 
 
-def _doubt(boot: Boot, action: Action) -> Damaged | Rejected | None:
+def _doubt(boot: Boot, assessment: Assessment, action: Action) -> Damaged | Rejected | None:
     """Return why a complete checkpoint is not served after all: its past, or its bytes."""
     manifest = action.manifest
     assert manifest is not None  # reuse always names one
-    entries = past(boot, manifest)
-    failures = failures_so_far(action, entries)
-    if (quarantined := given_up(boot, action, failures)) is not None:
-        reason = quarantined.reason
-        Rejections(boot.settings.state_dir).add(manifest.content, "quarantined", reason)
-        hint = f"`shardboot unreject {manifest.name}` gives it another chance"
-        boot.log.line("local.quarantined", f"{manifest.name}: {reason}; {hint}")
-        return quarantined
-    if failures:
-        seconds = delay_seconds(failures)
-        text = f"{manifest.name}: {failures} boots died while loading it; waiting {seconds:.0f} s"
+    entries = record.read(boot, manifest)
+    found = record.against(boot, assessment, action, entries)
+    if isinstance(found, Rejected):
+        record.keep(boot, manifest, found)
+        return found
+    if found:
+        seconds = delay_seconds(found)
+        text = f"{manifest.name}: {found} boots died while loading it; waiting {seconds:.0f} s"
         boot.log.line("boot.delayed", text)
         boot.status.phase("waiting", text)
         time.sleep(seconds)
     compiled.mend(boot, action, entries)
-    if boot.settings.verify == "deep" and (found := deep_look(boot, action)) is not None:
-        boot.log.line("local.damaged", found.discrepancies[0])
-        return found
+    if boot.settings.verify == "deep" and (damaged := deep_look(boot, action)):
+        boot.log.line("local.damaged", damaged.discrepancies[0])
+        return damaged
     return None
-
-
-def given_up(boot: Boot, action: Action, failures: int) -> Rejected | None:
-    """Return the checkpoint as rejected if so many boots that died are too many."""
-    assert action.manifest is not None
-    if failures < boot.settings.quarantine_after:
-        return None
-    reason = f"{failures} boots in a row died while loading it"
-    return Rejected(action.manifest.name, "quarantined", reason)
-
-
-def past(boot: Boot, manifest: Manifest) -> Sequence[Entry]:
-    """Return what is known of the latest boots from a checkpoint."""
-    state_dir = boot.settings.state_dir
-    return [*Ledger(state_dir).recent_about(manifest.digest), *stops.told(state_dir)]
-
-
-def failures_so_far(action: Action, entries: Sequence[Entry]) -> int:
-    """Return how many boots in a row died on it; none while a server runs that has loaded it."""
-    assert action.manifest is not None
-    here = process.namespace()
-    is_held = functools.cache(lambda: not lock.is_free(Path(str(action.path))))
-
-    def may_live(pid: Json, start: Json, namespace: Json) -> bool:
-        if here and namespace == here:
-            return process.is_alive(pid, start)
-        # Of another pid namespace only the lock tells, and not of whom.
-        return is_held()
-
-    return failures_in_row(entries, action.manifest.digest, process.host_boot(), may_live)
 
 
 def deep_look(boot: Boot, action: Action) -> Damaged | None:

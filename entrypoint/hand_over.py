@@ -148,7 +148,7 @@ def note(
         "host_boot": server.host_boot,
     }
     if assessment is not None and assessment.resolution is not None:
-        entry |= assessment.resolution.family
+        entry |= {**assessment.resolution.family, "asked": assessment.resolution.asked}
     if action.ranks:
         entry["ranks"] = action.ranks
     if not (Ledger(boot.settings.state_dir).append(entry) and boot.status.is_kept):

@@ -7,9 +7,8 @@ from typing import Any, Final, Literal, assert_never
 
 import click
 
-from entrypoint import compiled, proving, publishing, steps, turns
+from entrypoint import compiled, proving, publishing, record, steps, turns
 from entrypoint.assess import Assessment, Boot, assess, doubted
-from entrypoint.boot import failures_so_far, given_up, past
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import (
     Absent,
@@ -38,9 +37,9 @@ def plan(ctx: click.Context, /, output: str, **flags: Any) -> None:
     assessment = assess(this)
     action = decide(assessment.situation, this.policy)
     if action.kind == "reuse" and action.manifest is not None:
-        entries = past(this, action.manifest)
-        found = given_up(this, action, failures_so_far(action, entries))
-        if found is not None:
+        entries = record.read(this, action.manifest)
+        found = record.against(this, assessment, action, entries)
+        if isinstance(found, Rejected):
             assessment = doubted(this, assessment, found)
             action = decide(assessment.situation, this.policy)
     emit(output, plan_json(assessment, action), *plan_lines(assessment, action))

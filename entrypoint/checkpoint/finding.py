@@ -50,7 +50,7 @@ class Rejected(NamedTuple):
     """The wanted key, but known not to serve: by a failed proof, a loader, a crash loop, a person.
 
     `kind` is one of `unproven`, `unfit`, `quarantined`, `operator`; `unproved` where it only
-    waits for its proof.
+    waits for its proof, `never-loaded` where one boot passes it by.
     """
 
     name: str

@@ -12,6 +12,7 @@ _OF_STORES: Final[Mapping[str, str]] = {
     "unproved": "it waits for its proof: `shardboot prove`",
     "unproven": "it failed its proof: it waits for another vLLM, model or shardboot",
     "unfit": "vLLM's loader refused it: it waits for another vLLM, model or shardboot",
+    "never-loaded": "boots died before they began to load it: see vLLM's log; the next tries again",
     "quarantined": "boots died while loading it: see vLLM's log; `shardboot unreject` tries again",
     "operator": "somebody said so: `shardboot unreject` takes it back",
     "unreachable": "the store could not be looked at: see that it is mounted and answers",

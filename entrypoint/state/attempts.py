@@ -3,7 +3,8 @@
 A failed attempt noted that it began to load, and never that it had loaded, nor that it was told
 to stop; on the same boot of this host, so that a power loss counts against nobody. A port in use,
 bad flags, or memory that ran out after loading never count against weights. But of those that a
-load proved, which compares no tokens, they count until they have served.
+load proved, which compares no tokens, they count until they have served. Those that never began to
+load are counted apart: what may be the checkpoint's fault, and may be the machine's.
 """
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
@@ -57,6 +58,7 @@ class _Attempt:
         self.host_boot = str(entry.get("host_boot"))
         self.process = (entry.get("pid"), entry.get("pid_start"))
         self.namespace = entry.get("pid_namespace")
+        self.asked = entry.get("asked")
         self.events: set[str] = set()
 
     def failed(self, survived: frozenset[str]) -> bool:
@@ -86,6 +88,25 @@ def failures_in_row(
     others that die then do not die of it. `entries` are oldest first; `may_live(pid, start,
     namespace)` is asked only about what would be failures, and what would excuse them.
     """
+    attempts = [*_since_unrejected(entries, manifest)]
+    known = [attempt.events for attempt in attempts]
+    was_proved = any("proved" in events for events in known)
+    has_served = any(events & _SERVED and "fell-back" not in events for events in known)
+    survived = _SERVED | {"fell-back"} if was_proved and not has_served else _SURVIVED
+    count = 0
+    for attempt in reversed(attempts):
+        if attempt.failed(survived) and attempt.host_boot == host_boot:
+            count += not may_live(*attempt.process, attempt.namespace)
+        elif attempt.tells(survived):
+            break
+    here = (each for each in attempts if each.host_boot == host_boot)
+    if count and any(a.loaded(survived) and may_live(*a.process, a.namespace) for a in here):
+        return 0
+    return count
+
+
+def _since_unrejected(entries: Iterable[Entry], manifest: str) -> Iterable[_Attempt]:
+    """Return the attempts on a manifest, oldest first, since it last got another chance."""
     attempts: dict[str, _Attempt] = {}
     for entry in entries:
         event, boot = str(entry.get("event")), str(entry.get("boot"))
@@ -95,20 +116,42 @@ def failures_in_row(
             attempts[boot] = _Attempt(entry)
         elif boot in attempts:
             attempts[boot].events.add(event)
-    known = [attempt.events for attempt in attempts.values()]
-    was_proved = any("proved" in events for events in known)
-    has_served = any(events & _SERVED and "fell-back" not in events for events in known)
-    survived = _SERVED | {"fell-back"} if was_proved and not has_served else _SURVIVED
-    count = 0
-    for attempt in reversed(attempts.values()):
-        if attempt.failed(survived) and attempt.host_boot == host_boot:
-            count += not may_live(*attempt.process, attempt.namespace)
-        elif attempt.tells(survived):
+    return attempts.values()
+
+
+SET_ASIDE: Final = "set-aside"
+"""The event that says that a boot passes a checkpoint by, since none came to loading it."""
+
+_CAME_TO_LOADING: Final = _SERVED | _SURVIVED | {"loading"}
+
+
+def never_loaded(
+    entries: Iterable[Entry],
+    manifest: str,
+    asked: str,
+    host_boot: str,
+    may_live: Callable[[Json, Json, Json], bool],
+) -> int:
+    """Return how many of the latest attempts died before they came to loading, one after another.
+
+    Only those on this manifest for which vLLM was `asked` the same count: bad flags are mended by
+    other words. None where a boot has passed the checkpoint by since the latest of them, so that
+    it and the source take turns: nobody can tell whose fault it is, and whichever comes up stays.
+    Those told to stop, or that may still be at it, are passed over; one that came to loading, and
+    an `unrejected`, end the row. `entries` and `may_live` as for `failures_in_row`.
+    """
+    entries = list(entries)
+    row = 0
+    for attempt in reversed([*_since_unrejected(entries, manifest)]):
+        if attempt.asked != asked or attempt.host_boot != host_boot:
+            continue
+        if attempt.events & _CAME_TO_LOADING:
             break
-    here = (each for each in attempts.values() if each.host_boot == host_boot)
-    if count and any(a.loaded(survived) and may_live(*a.process, a.namespace) for a in here):
-        return 0
-    return count
+        if "stopped" not in attempt.events:
+            row += not may_live(*attempt.process, attempt.namespace)
+    events = [e.get("event") for e in entries if e.get("manifest") == manifest]
+    latest = next((e for e in reversed(events) if e in ("attempt", SET_ASIDE)), None)
+    return 0 if latest == SET_ASIDE else row
 
 
 _TEE_ENDED: Final = frozenset({"tee.done", "tee.failed", "serving", "healthy"})

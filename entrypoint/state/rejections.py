@@ -24,8 +24,9 @@ from entrypoint.checkpoint.digest import Json, digest_json
 from entrypoint.state.files import fsync_directory, read_json, write_json
 from entrypoint.state.places import below
 
-KINDS: Final = ("unproved", "unproven", "unfit", "quarantined", "operator")
-"""No proof yet; it failed; the loader disagreed; boots failed in a row; a person said so."""
+KINDS: Final = ("unproved", "unproven", "unfit", "never-loaded", "quarantined", "operator")
+"""No proof yet; it failed; the loader disagreed; boots in a row died before they began to load it,
+which is never kept, or while they did; a person said so."""
 
 BY_THE_MODEL: Final = (
     *("save.data-parallel", "save.dtype", "save.meta-tensor", "save.online-quant"),

@@ -368,7 +368,8 @@ def test_a_server_that_holds_a_checkpoint_excuses_others_only_once_it_has_loaded
 def three_die_loading(house: House, *, told: bool = False) -> None:
     before = len(house.attempts)
     for _ in range(3):
-        house.serve("--port", "1")
+        # Of those that never came to loading, as these did not yet, the net is wider.
+        house.serve("--port", "1", SHARDBOOT_QUARANTINE_AFTER=9)
     for entry in house.attempts[before:]:
         about = {"boot": entry["boot"], "event": "loading"}
         assert Ledger(house.state).append(about)
@@ -376,6 +377,48 @@ def three_die_loading(house: House, *, told: bool = False) -> None:
         assert note is not None
         os.write(note, b"told" if told else b"")
         os.close(note)
+
+
+def test_a_checkpoint_that_no_boot_came_to_loading_takes_turns_with_the_source(
+    house: House,
+) -> None:
+    house.serve()
+    house.serve()
+    house.serve("--port", "1")
+    assert house.plan()["reason"] == "local.never-loaded"
+    boots = [house.serve() for _ in range(4)]
+    assert [house.attempts[-4 + n]["reason"] for n in range(4)] == [
+        *("local.never-loaded", "local.hit", "local.never-loaded", "local.hit"),
+    ]
+    assert boots[0].words == [str(house.model), "-tp", "2"]
+    assert "3 boots in a row died before they began to load it" in boots[0].stderr
+    assert not any((house.state / "rejections").glob("*"))
+    assert Ledger(house.state).append({"boot": house.attempts[-1]["boot"], "event": "loading"})
+    assert house.plan()["reason"] == "local.hit"
+
+
+@pytest.mark.parametrize("changed", ["words", "environment", "refusing", "no source", "elsewhere"])
+def test_it_is_not_set_aside_where_that_would_not_help(house: House, changed: str) -> None:
+    for _ in range(3):
+        house.serve()
+    checkpoint = house.local / house.attempts[-1]["checkpoint"]
+    assert house.plan()["reason"] == "local.never-loaded"
+    match changed:
+        case "words":
+            found = house.plan("--max-model-len", 7)
+        case "environment":
+            found = house.plan(VLLM_TARGET_DEVICE="another")
+        case "refusing":
+            found = house.plan(SHARDBOOT_ON_FAILURE="refuse")
+            assert house.plan(SHARDBOOT_ON_MISS="refuse")["reason"] == "local.hit"
+        case "no source":
+            for _ in range(3):
+                house.run("serve", checkpoint, "-tp", 2)
+            found = house.run("plan", "--format", "json", checkpoint, "-tp", 2).json
+        case _:
+            house.model.rename(house.root / "moved")
+            found = house.plan(SHARDBOOT_CHECKPOINT=checkpoint.name)
+    assert (found["action"], found["reason"]) == ("reuse", "local.hit")
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

@@ -7,12 +7,14 @@ import pytest
 from entrypoint.checkpoint.digest import Json
 from entrypoint.state.attempts import (
     MAX_DELAY_SECONDS,
+    SET_ASIDE,
     UNUSED,
     Use,
     delay_seconds,
     distrust,
     failures_in_row,
     has_served,
+    never_loaded,
     tees_died,
     uses,
 )
@@ -80,6 +82,53 @@ def test_taking_a_rejection_back_starts_the_count_anew() -> None:
 def test_foreign_lines_are_no_harm() -> None:
     odd: list[dict[str, Json]] = [{}, {"event": None}, {"boot": 3, "event": ["x"]}]
     assert failures_in_row(odd + ledger(FAILED) + odd, "m", "h1", dead) == 1
+
+
+PASSED_BY: dict[str, Json] = {"boot": "s", "event": SET_ASIDE, "manifest": "m"}
+
+
+def asked(*boots: tuple[str, ...], what: str = "q") -> list[dict[str, Json]]:
+    return [
+        entry | {"asked": what} if entry["event"] == "attempt" else entry
+        for entry in ledger(*boots)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("boots", "expected"),
+    [
+        pytest.param((), 0, id="no boot yet"),
+        pytest.param((NEVER_LOADED,) * 3, 3, id="three in a row"),
+        pytest.param((NEVER_LOADED, FAILED, NEVER_LOADED), 1, id="one came to loading"),
+        pytest.param((NEVER_LOADED, SERVING), 0, id="one served"),
+        pytest.param((NEVER_LOADED, ("healthy",)), 0, id="one was seen to be healthy"),
+        pytest.param((NEVER_LOADED, ("fell-back",)), 0, id="one fell back"),
+        pytest.param((NEVER_LOADED, ("stopped",), NEVER_LOADED), 2, id="a stop tells nothing"),
+    ],
+)
+def test_boots_that_never_came_to_loading_are_counted_apart(
+    boots: tuple[tuple[str, ...], ...], expected: int
+) -> None:
+    assert never_loaded(asked(*boots), "m", "q", "h1", dead) == expected
+    assert never_loaded(asked(*boots), "another", "q", "h1", dead) == 0
+    assert never_loaded(asked(*boots), "m", "other words", "h1", dead) == 0
+    assert never_loaded(asked(*boots), "m", "q", "another boot of the host", dead) == 0
+    assert never_loaded(asked(*boots), "m", "q", "h1", lambda *_: True) == 0
+
+
+def test_after_a_boot_has_passed_a_checkpoint_by_it_is_tried_once_before_the_next_does() -> None:
+    died = asked(*(NEVER_LOADED,) * 4)
+    assert never_loaded([*died[:3], PASSED_BY], "m", "q", "h1", dead) == 0
+    assert never_loaded([*died[:3], PASSED_BY | {"manifest": "n"}], "m", "q", "h1", dead) == 3
+    assert never_loaded([*died[:3], PASSED_BY, died[3]], "m", "q", "h1", dead) == 4
+    again: list[dict[str, Json]] = [*died[:3], PASSED_BY, died[3], PASSED_BY]
+    assert never_loaded(again, "m", "q", "h1", dead) == 0
+
+
+def test_another_chance_forgets_boots_that_never_came_to_loading() -> None:
+    entries = asked(*(NEVER_LOADED,) * 3)
+    entries.append({"event": "unrejected", "manifest": "m"})
+    assert never_loaded(entries, "m", "q", "h1", dead) == 0
 
 
 def test_delays_grow_from_nothing_to_a_bound() -> None:

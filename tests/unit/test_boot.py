@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from checkpoints import make_checkpoint
 
-from entrypoint import assess, boot, stand_in, steps
+from entrypoint import assess, boot, record, stand_in, steps
 from entrypoint.assess import Assessment, Boot
 from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Finding
 from entrypoint.config import resolve
@@ -152,7 +152,7 @@ def test_only_what_may_still_be_loading_is_excused_by_the_lock(
         if is_held:
             descriptor = lock.hold_manifest(Path(complete.path), digest)
             stack.callback(lock.give_back, descriptor)
-        assert boot.failures_so_far(action, entries) == expected
+        assert record.died_loading(action, entries) == expected
 
 
 @pytest.mark.parametrize("named", ["tiny", None])
