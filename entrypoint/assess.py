@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from entrypoint import stand_in
-from entrypoint.checkpoint.finding import Absent, Complete, Finding, Rejected, Unreachable
+from entrypoint.checkpoint.finding import Absent, Complete, Finding, Rejected
 from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import model_in_name
 from entrypoint.checkpoint.manifest import Manifest
@@ -185,8 +185,8 @@ def assess_again(boot: Boot) -> Assessment:
 def _in_turn(local: DirectoryStore, shared: CheckpointStore | None) -> Iterator[CheckpointStore]:
     yield local
     # Only now: a mount that hangs takes seconds to be known as one.
-    if shared is not None and answers(shared):
-        yield shared
+    if shared is not None:
+        yield _unwaited(shared)
 
 
 def _situation(
@@ -236,11 +236,17 @@ def _situation(
 
 
 def _look_far(store: CheckpointStore, wanted: Wanted, memory: Memory) -> Finding:
-    """Look at a shared store, unless its file system hangs: then nothing waits for it."""
-    if not answers(store):
-        return Unreachable(f"{store.where} did not answer within {STORE_SECONDS:.0f} s")
+    """Look at a shared store; where its file system hangs, nothing waits for it."""
     bounds = None if isinstance(store, DirectoryStore) else FAR
-    return look(store, wanted, memory, bounds)
+    return look(_unwaited(store), wanted, memory, bounds)
+
+
+def _unwaited(store: CheckpointStore) -> CheckpointStore:
+    """Return a store for one look that ends, whatever becomes of its file system."""
+    from entrypoint.store.distant import DistantStore  # noqa: PLC0415 - a hit looks at none
+
+    # The client of object stores has its own bounds.
+    return DistantStore.of(store) if isinstance(store, DirectoryStore) else store
 
 
 def answers(store: CheckpointStore) -> bool:

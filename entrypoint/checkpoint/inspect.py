@@ -78,6 +78,10 @@ def ranks_in(directory: Path, manifest: Manifest) -> Collection[int]:
     return every if held is None else held & set(every)
 
 
+def nobody_waits() -> None:
+    """Hear that a look goes on, where nobody waits for that."""
+
+
 class Examination(NamedTuple):
     """What one look found: `discrepancies` in words, and the stamps of all files looked at."""
 
@@ -90,16 +94,19 @@ def examine(
     manifest: Manifest,
     ranks: Iterable[int],
     known: Mapping[str, Stamp],
+    alive: Callable[[], None] = nobody_waits,
 ) -> Examination:
     """Compare what is on disk for `ranks` with the manifest, by sizes and headers.
 
-    Headers, the index and stray shard files are looked at only where `known` stamps moved.
-    Nothing is changed. Raises: OSError when the directory itself cannot be looked at.
+    `alive` is called for each file. Headers, the index and stray shard files are looked at only
+    where `known` stamps moved. Nothing is changed.
+    Raises: OSError when the directory itself cannot be looked at.
     """
     entries = manifest.files_for(ranks)
     stamps: dict[str, Stamp] = {}
     wrong: list[str] = []
     for entry in entries:
+        alive()
         try:
             # Strings, not Path objects: this runs once a file on every boot.
             status = os.lstat(f"{directory}/{entry.path}")
@@ -116,7 +123,7 @@ def examine(
         from entrypoint.checkpoint.structure import structure  # noqa: PLC0415 - a hit needs it not
 
         wrong += _strays(directory, manifest)
-        wrong += structure(directory, entries)
+        wrong += structure(directory, entries, alive)
     return Examination(tuple(wrong), stamps)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from entrypoint.checkpoint import header, index
@@ -13,10 +13,13 @@ from entrypoint.checkpoint.index import MAX_INDEX_BYTES, TensorEntry
 from entrypoint.errors import DamagedError, ManifestError
 
 
-def structure(directory: Path, entries: Iterable[FileEntry]) -> list[str]:
+def structure(
+    directory: Path, entries: Iterable[FileEntry], alive: Callable[[], None]
+) -> list[str]:
     """Compare the index with the manifest, and every header with the index; say what differs.
 
-    Reads the index, one header a shard file, and the model's other files in full.
+    Reads the index, one header a shard file, and the model's other files in full; `alive` is
+    called for each.
     """
     by_path = {entry.path: entry for entry in entries}
     if INDEX not in by_path:
@@ -24,6 +27,7 @@ def structure(directory: Path, entries: Iterable[FileEntry]) -> list[str]:
     try:
         tensors = index.by_file(_read_index(directory, by_path[INDEX]))
         for entry in by_path.values():
+            alive()
             if entry.role == "model" and digest_file(directory / entry.path) != entry.blake3:
                 # Small, and vLLM believes every word of them.
                 return [f"{entry.path}: BLAKE3 is not the one in the manifest"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from entrypoint.checkpoint.entry import FileEntry, check_path
 from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Unreachable
 from entrypoint.checkpoint.foreign import read_bounded
-from entrypoint.checkpoint.inspect import ranks_in
+from entrypoint.checkpoint.inspect import nobody_waits, ranks_in
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from entrypoint.errors import ManifestError, NotFoundError, StoreError
 from entrypoint.state.memory import Memory
@@ -18,7 +18,7 @@ from entrypoint.store import look, tree
 from entrypoint.store.tree import DIR_MODE, FILE_MODE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator
+    from collections.abc import Callable, Collection, Generator
 
     from entrypoint.store.staging import Staging
 
@@ -53,8 +53,8 @@ class DirectoryStore:
         """So many files are best read at a time."""
         return STREAMS
 
-    def names(self) -> list[str]:
-        """Return all published names, newest manifest first.
+    def names(self, alive: Callable[[], None] = nobody_waits) -> list[str]:
+        """Return all published names, newest manifest first; `alive` is called for each entry.
 
         Raises: StoreError, also when the directory is not there, unless it `begins_absent`: perhaps
         it is not mounted. A link that leads nowhere is no beginning.
@@ -63,6 +63,7 @@ class DirectoryStore:
         try:
             with os.scandir(self.root) as entries:
                 for entry in entries:
+                    alive()
                     # Hidden names are staging and trash.
                     if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
                         continue
@@ -99,10 +100,17 @@ class DirectoryStore:
             raise self._failure(error, path) from error
 
     def check(
-        self, manifest: Manifest, memory: Memory, ranks: Collection[int]
+        self,
+        manifest: Manifest,
+        memory: Memory,
+        ranks: Collection[int],
+        alive: Callable[[], None] = nobody_waits,
     ) -> Complete | Absent | Damaged | Unreachable:
-        """Compare the files with the manifest; `memory` keeps what needs no second reading."""
-        return look.check(self.path(manifest.name), manifest, memory, ranks)
+        """Compare the files with the manifest; `memory` keeps what needs no second reading.
+
+        `alive` is called for each file.
+        """
+        return look.check(self.path(manifest.name), manifest, memory, ranks, alive)
 
     def ranks(self, manifest: Manifest) -> Collection[int]:
         """Return the ranks of a checkpoint whose files are here."""

@@ -19,7 +19,7 @@ from entrypoint.checkpoint.finding import (
     Rejected,
     Unreachable,
 )
-from entrypoint.checkpoint.inspect import Stamp, decode_named, examine, ranks_in
+from entrypoint.checkpoint.inspect import Stamp, decode_named, examine, nobody_waits, ranks_in
 from entrypoint.checkpoint.key import Difference, Key, differences
 from entrypoint.checkpoint.layout import generation_of, name_words
 from entrypoint.checkpoint.manifest import MANIFEST, SCHEMA, Manifest
@@ -134,12 +134,17 @@ def manifest_of(store: "CheckpointStore", name: str) -> Manifest:
 
 
 def check(
-    directory: Path, manifest: Manifest, memory: Memory, ranks: Collection[int]
+    directory: Path,
+    manifest: Manifest,
+    memory: Memory,
+    ranks: Collection[int],
+    alive: Callable[[], None] = nobody_waits,
 ) -> Complete | Absent | Damaged | Unreachable:
     """Compare the files on disk with the manifest; remember what needs no second reading.
 
     All that lies there is looked at, so that what is known of it never depends on who asks;
-    without all of `ranks` among it, the checkpoint is absent for them.
+    without all of `ranks` among it, the checkpoint is absent for them. `alive` is called for each
+    file.
     """
     known = memory.recall("inspections", _question(directory, manifest))
     known = known if isinstance(known, dict) and "stamps" in known else {}
@@ -148,7 +153,7 @@ def check(
     if not held:
         return Damaged(manifest.name, (f"{HAVE}: names no rank",))
     try:
-        found = examine(directory, manifest, held, stamps)
+        found = examine(directory, manifest, held, stamps, alive)
     except OSError as error:
         return Unreachable(str(error))
     if found.discrepancies:

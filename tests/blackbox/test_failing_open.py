@@ -204,6 +204,26 @@ def test_a_shared_store_whose_mount_hangs_is_not_waited_for(house: House) -> Non
     assert boot.seconds < 30
 
 
+SILENT_LISTINGS = """\
+import os, time
+real = os.scandir
+def scandir(path="."):
+    if str(path).endswith("/shared"):
+        time.sleep(1000)
+    return real(path)
+os.scandir = scandir
+"""
+
+
+def test_a_shared_store_that_is_there_and_cannot_be_listed_is_not_waited_for(house: House) -> None:
+    # As NFS, whose client remembers that the directory is there when its server has gone.
+    silent = house._inject(SILENT_LISTINGS)
+    boot = house.serve(SHARDBOOT_SHARED=house.shared, SHARDBOOT_ON_MISS="source", **silent)
+    assert boot.words == [str(house.model), "-tp", "2"]
+    assert boot.events[-1] == "shared.unreachable"
+    assert "shared did not answer within 5 s" in boot.stderr
+
+
 def test_a_model_that_cannot_be_saved_is_tried_once(house: House) -> None:
     house.rules(save={"refuse": ["save.online-quant", "meta tensors"]})
     assert house.serve().events.count("save.online-quant") == 2

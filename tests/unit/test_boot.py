@@ -26,6 +26,7 @@ from entrypoint.state.reporter import Reporter
 from entrypoint.state.status import Address
 from entrypoint.store import lock
 from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.distant import DistantStore
 
 
 def a_boot(tmp_path: Path, **settings: str) -> Boot:
@@ -163,11 +164,11 @@ def test_a_shared_store_is_not_asked_for_a_stand_in_that_the_local_one_has(
     make_checkpoint(local.root, name="tiny")
     asked: list[str] = []
 
-    def answers(store: DirectoryStore) -> bool:
+    def names(store: DistantStore) -> list[str]:
         asked.append(store.where)
-        return False
+        return []
 
-    monkeypatch.setattr(assess, "answers", answers)
+    monkeypatch.setattr(DistantStore, "names", names)
     found = stand_in.find(assess._in_turn(local, shared), named, "org/model", None)
     assert (found.name if found else None) == named
     assert asked == []
