@@ -18,6 +18,7 @@ from entrypoint.state.attempts import tees_died
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.proofs import Proofs
 from entrypoint.state.rejections import Rejections, on_the_way
+from entrypoint.state.tries import Tries
 
 OWN_LOADERS = ("auto", "hf", "safetensors")
 """Load formats that mean "load the source as it is"; any other, and users know better."""
@@ -169,11 +170,14 @@ def unteeable(settings: Settings, resolution: Resolution, identity: Identity) ->
 def _unsavable_before(
     settings: Settings, resolution: Resolution, identity: Identity
 ) -> Obstacle | None:
-    """Return what an earlier save found that would come out the same again."""
-    rejections = Rejections(settings.state_dir)
-    if refused := rejections.find(key_by_config(resolution.key, identity)):
+    """Return what earlier saves found that would most likely come out the same again."""
+    rejections, by_config = Rejections(settings.state_dir), key_by_config(resolution.key, identity)
+    if refused := rejections.find(by_config):
         text = f"as an earlier try found: {refused.reason}"
         return Obstacle(refused.kind, text, 50, is_remembered=True)
+    if failed := Tries(settings, by_config).resting(settings.quarantine_after):
+        text = f"{failed.in_row} saves in a row failed, the next is tried in a day: {failed.text}"
+        return Obstacle(failed.reason, text, failed.exit_code, is_remembered=True)
     key = resolution.key._replace(model=identity.ways.get("blake3", ""))
     earlier = rejections.find(key.digest)
     if earlier is None or not proof_needed(settings, resolution):

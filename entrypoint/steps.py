@@ -6,8 +6,9 @@ checkpoint of the same name, and those evicted for room.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,7 +20,10 @@ from entrypoint.engine.resolution import Resolution
 from entrypoint.errors import (
     ManifestError,
     NotFoundError,
+    ProofError,
+    SaveError,
     ShardbootError,
+    SpaceError,
     StagingError,
     StoreError,
 )
@@ -28,6 +32,7 @@ from entrypoint.plan import Action
 from entrypoint.progress import Progress
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.places import below
+from entrypoint.state.tries import Tries
 from entrypoint.store import lock
 from entrypoint.store.look import manifest_of
 
@@ -243,7 +248,7 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
         say=say,
         on_progress=progress.at,
     )
-    with progress:
+    with progress, _counted(Tries(settings, order.subject.key_by_config)):
         manifest = saver.save(order, assessment.local_store)
         progress.at(manifest.size)
     log.line("save.done", f"{manifest.name}: {progress.summary}")
@@ -251,6 +256,17 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
     if settings.publish:
         _publish(boot, assessment, manifest)
     return manifest
+
+
+@contextlib.contextmanager
+def _counted(tries: Tries) -> Iterator[None]:
+    """Remember whether what is done within failed; who was told to stop has not."""
+    try:
+        yield
+    except (ProofError, SaveError, SpaceError, StagingError) as error:
+        tries.failed(error.reason, str(error), error.exit_code)
+        raise
+    tries.succeeded()
 
 
 def subject_of(assessment: Assessment) -> Subject:

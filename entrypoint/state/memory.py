@@ -16,7 +16,7 @@ from entrypoint.state.places import below
 Deed = Literal["prefetched", "published", "repaired", "scrubbed", "tried"]
 """What the sidecar did with a checkpoint; the answer is when."""
 
-Subject = Literal["engines", "resolutions", "identities", "inspections", Deed]
+Subject = Literal["engines", "resolutions", "identities", "inspections", "saves", Deed]
 MAX_ENTRIES = 256
 """Per subject; the oldest are forgotten beyond that."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -236,6 +237,32 @@ def test_a_model_that_cannot_be_saved_is_tried_once(house: House) -> None:
     assert house.run("save", house.model, "-tp", 2).status == 0
     shutil.rmtree(house.local)
     assert house.serve().events[-2:] == ["save.done", "local.hit"]
+
+
+def test_saves_that_fail_again_and_again_are_tried_once_a_day(house: House) -> None:
+    house.rules(save={"exit": 3})
+    assert [house.serve().events.count("save.failed") for _ in range(3)] == [2, 2, 2]
+    resting = house.serve()
+    assert resting.words == [str(house.model), "-tp", "2"]
+    assert resting.events.count("save.failed") == 1
+    assert "3 saves in a row failed, the next is tried in a day" in resting.stderr
+    assert house.calls.count("save") == 3
+    # What may decide of it has changed, or a person says so.
+    assert house.serve(SHARDBOOT_SAVE_TIMEOUT="2h").events.count("save.failed") == 2
+    house.rules()
+    assert house.run("save", house.model, "-tp", 2).status == 0
+    shutil.rmtree(house.local)
+    assert house.serve().events[-2:] == ["save.done", "local.hit"]
+
+
+def test_saves_that_were_told_to_stop_did_not_fail(house: House) -> None:
+    house.rules(save={"hang": True})
+    for _ in range(4):
+        process = house.start("serve", house.model, "-tp", 2)
+        house.wait_for("hanging")
+        process.send_signal(signal.SIGTERM)
+        assert house.finish(process).status == 128 + signal.SIGTERM
+    assert house.plan()["action"] == "save"
 
 
 def test_a_save_that_only_failed_is_tried_again(house: House) -> None:
