@@ -22,8 +22,10 @@ FROM ${VLLM_IMAGE}
 # it is the day of the password, and to pip it says that bytecode goes by no time.
 ARG SOURCE_DATE_EPOCH=0
 # vLLM's own image has this user. Who is never root, but in group 0, may write to the volume as well.
+# A hub cache is mounted in root's home, as vLLM's own image has it: whoever knows its path gets there.
 RUN if ! getent passwd 2000; then useradd --no-log-init --create-home --uid 2000 vllm; fi \
-    && install --directory --owner=2000 --group=0 --mode=0775 /var/lib/shardboot
+    && install --directory --owner=2000 --group=0 --mode=0775 /var/lib/shardboot \
+    && chmod o+x /root
 
 # Extras of pyproject.toml, such as `objects` for buckets.
 ARG EXTRAS=

@@ -18,17 +18,48 @@ PLACE: Final[Place] = "home"
 """In the state directory: what stands in for a home that cannot be written."""
 
 
-def adapt(environ: MutableMapping[str, str], user: User) -> None:
+def adapt(environ: MutableMapping[str, str], user: User) -> str:
     """Give the user its own HOME, USER and LOGNAME in place of root's; keep the hub cache.
 
-    `HF_HOME` is fixed first, since its default hangs on HOME.
+    `HF_HOME` is fixed first, since its default hangs on HOME. Return what it was set to, if it was:
+    the user has still to find out whether it gets there.
     """
+    kept = ""
     old_home = environ.get("HOME")
     if not any(name in environ for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME")):
         hub = Path(old_home or "/", ".cache", "huggingface")
         if old_home and hub.is_dir():
-            environ["HF_HOME"] = str(hub)
+            environ["HF_HOME"] = kept = str(hub)
     environ.update(HOME=user.home, USER=user.name, LOGNAME=user.name)
+    return kept
+
+
+def give_up_hub(environ: MutableMapping[str, str], kept: str) -> str:
+    """As the user: forget a hub cache of root's that it cannot get into; say so, or return "".
+
+    `kept` is what `adapt` returned. vLLM's own image is run with a cache mounted in root's home,
+    which only root may pass.
+    """
+    if not kept:
+        return ""
+    closed = [place for place in _way_to(f"{kept}/hub") if _is_closed(place)]
+    if not closed:
+        return ""
+    del environ["HF_HOME"]
+    usual = f"{environ['HOME'].rstrip('/')}/.cache/huggingface"
+    return (
+        f"{kept}: uid {os.geteuid()} may not enter {closed[0]}, so no model is looked for there: "
+        f"mount that cache at {usual}, where this user may read, or run as root with --user 0"
+    )
+
+
+def _way_to(place: str) -> list[str]:
+    return [str(each) for each in reversed([Path(place), *Path(place).parents])]
+
+
+def _is_closed(place: str) -> bool:
+    """Tell whether a directory that is there may not be entered; one that is not seen is not."""
+    return os.path.isdir(place) and not os.access(place, os.X_OK)
 
 
 def shelter(environ: MutableMapping[str, str], state_dir: Path) -> None:

@@ -48,8 +48,10 @@ def step_down(
         user.require_mapped(service)
         for directory, mode in places:
             ownership.prepare(directory, service, mode, say)
-        home.adapt(environ, service)
+        kept = home.adapt(environ, service)
         user.become(service)
+        if text := home.give_up_hub(environ, kept):
+            log.line("user.hub", text)
     home.shelter(environ, settings.state_dir)
 
 
@@ -100,7 +102,8 @@ def become_user(
 
         service = user.resolve_user(word)
         user.require_mapped(service)
-        home.adapt(environ, service)
+        kept = home.adapt(environ, service)
         user.become(service)
+        home.give_up_hub(environ, kept)
         if caches_in is not None and caches_in.is_absolute():
             home.shelter(environ, caches_in)

@@ -104,6 +104,22 @@ def test_a_hub_cache_in_roots_home_stays_where_it_is(house: House) -> None:
     assert given.vllm["environ"]["HF_HOME"] == "/hub"
 
 
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_a_hub_cache_behind_a_home_that_only_root_may_pass_stops_no_boot(
+    house: House, switch: str
+) -> None:
+    # `-v ~/.cache/huggingface:/root/.cache/huggingface`, as vLLM's own image is run.
+    home = house.root / "home"
+    (home / ".cache" / "huggingface" / "hub").mkdir(parents=True)
+    home.chmod(0o700)
+    boot = house.run("serve", "--user", "2000", "org/model", "-tp", 2, SHARDBOOT=switch)
+    assert boot.words == ["org/model", "-tp", "2"]
+    assert boot.vllm["environ"].get("HF_HOME") != str(home / ".cache" / "huggingface")
+    if switch == "on":
+        assert f"user.hub: {home}/.cache/huggingface: uid 2000 may not enter {home}" in boot.stderr
+        assert boot.events[-1] == "source.absent"
+
+
 def test_without_a_user_root_stays_root_and_says_so_once(house: House) -> None:
     boot = house.serve()
     assert boot.vllm["uids"] == [0, 0, 0]

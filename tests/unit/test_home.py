@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.privilege.home import adapt, shelter
+from entrypoint.privilege.home import adapt, give_up_hub, shelter
 from entrypoint.privilege.user import User
 
 ALL = (
@@ -130,3 +130,31 @@ def test_root_hands_down_neither_its_home_nor_its_name() -> None:
     environ = {"HOME": "/nonexistent", "USER": "root", "LOGNAME": "root", "PATH": "/bin"}
     adapt(environ, User(2000, 2000, (2000,), "2000", "/"))
     assert environ == {"HOME": "/", "USER": "2000", "LOGNAME": "2000", "PATH": "/bin"}
+
+
+def test_a_hub_cache_that_the_user_cannot_get_into_is_forgotten_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    kept = root / ".cache" / "huggingface"
+    (kept / "hub").mkdir(parents=True)
+    closed = ""
+    monkeypatch.setattr(os, "access", lambda path, _: path != closed)
+    user = User(2000, 2000, (2000,), "vllm", "/home/vllm")
+    for closed in (str(root), str(kept), str(kept / "hub")):
+        environ = {"HOME": str(root)}
+        text = give_up_hub(environ, adapt(environ, user))
+        assert "HF_HOME" not in environ
+        assert f"may not enter {closed}," in text
+        assert "mount that cache at /home/vllm/.cache/huggingface" in text
+    closed = ""
+    environ = {"HOME": str(root)}
+    assert give_up_hub(environ, adapt(environ, user)) == ""
+    assert environ["HF_HOME"] == str(kept)
+
+
+def test_a_hub_cache_that_was_named_is_nobodys_but_the_users(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "HF_HOME": "/not/mine"}
+    assert adapt(environ, User(2000, 2000, (2000,), "vllm", "/home/vllm")) == ""
+    assert give_up_hub(environ, "") == ""
+    assert environ["HF_HOME"] == "/not/mine"
