@@ -21,6 +21,9 @@ ROOMS: Final = {
 }
 """Modules with a table `COMMANDS`, and what stands in it; `serve` is everybody's."""
 
+MAGIC: Final = (b"#!", b"\x7fELF")
+"""How what the kernel executes begins."""
+
 NEAR: Final = 0.7
 """Of 1: `lst` is `list`, and `phi` is not `pin`."""
 
@@ -48,10 +51,28 @@ def enter(words: Sequence[str], environ: Mapping[str, str]) -> Entered:
     first = words[0] if words else ""
     if first in _commands():
         return Entered(tuple(words))
-    program = None if not first or first.startswith("-") else find_program(first, environ)
+    program = None if not first or first.startswith("-") else _program(first, environ)
     if program is not None:
         return Entered(tuple(words[1:]), program)
     return Entered(("serve", *words), near=_near(first))
+
+
+def _program(word: str, environ: Mapping[str, str]) -> str | None:
+    """Return the program that a word names, on PATH or as a path; a file of weights is none.
+
+    On CIFS, or vfat, every file has an x bit.
+    """
+    found = find_program(word, environ)
+    if found is None or os.path.dirname(word) == "":
+        return found
+    try:
+        with open(found, "rb") as file:
+            return found if file.read(4).startswith(MAGIC) else None
+    except PermissionError:
+        # What may be executed and not read is no model to anybody.
+        return found
+    except OSError:
+        return None
 
 
 def _near(model: str) -> str:

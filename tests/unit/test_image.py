@@ -39,6 +39,22 @@ def test_a_program_on_path_or_as_a_path_is_run_with_its_words(tmp_path: Path) ->
     assert enter([str(program), "-c", "x"], {"PATH": "/nowhere"}) == found
 
 
+@pytest.mark.parametrize(
+    ("begin", "is_program"),
+    [(b"#!/bin/sh\n", True), (b"\x7fELF\2\1", True), (b"GGUF\3", False), (b"", False)],
+)
+def test_a_path_is_a_program_by_its_first_bytes_and_not_by_an_x_bit(
+    tmp_path: Path, begin: bytes, is_program: bool
+) -> None:
+    # On CIFS every file may be executed.
+    model = tmp_path / "model.gguf"
+    model.write_bytes(begin)
+    model.chmod(0o755)
+    words, program, _ = enter([str(model), "-tp", "2"], {"PATH": "/nowhere"})
+    assert program == (str(model) if is_program else None)
+    assert words == (("-tp", "2") if is_program else ("serve", str(model), "-tp", "2"))
+
+
 @pytest.mark.parametrize("word", ["-h", "--help", "--help=all", "--help=max-model-len"])
 def test_vllms_help_is_asked_of_vllm(tmp_path: Path, word: str) -> None:
     vllm = tmp_path / "vllm"
