@@ -5,6 +5,7 @@ Children load both sides with vLLM and record evidence; `checkpoint.proof` compa
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,9 @@ PERTURB: Final[Mapping[Side, str]] = {"source": "85", "control": "85", "checkpoi
 class Bench:
     """Where and with what both sides are loaded. `words` are the user's, after `vllm serve`.
 
-    `work` is a directory for evidence; `logs` is where the children's logs stay. `on_tick` is
-    called while one runs; what it raises ends that one.
+    `work` is a directory for evidence; `logs` is where the children's logs stay. Whatever runs at
+    `deadline`, by the monotonic clock, is ended. `on_tick` is called while one runs; what it raises
+    ends that one.
     """
 
     engine: Executable
@@ -50,7 +52,7 @@ class Bench:
     resolution: Resolution
     work: Path
     logs: Path
-    timeout: float
+    deadline: float
     say: Callable[[str], None]
     on_tick: Callable[[], None] = lambda: None
 
@@ -121,7 +123,7 @@ def _load(
             },
             environ=environ_for(bench.environ, side),
             log=log,
-            timeout=bench.timeout,
+            timeout=max(0.0, bench.deadline - time.monotonic()),
             on_tick=bench.on_tick,
         )
         last = child.last_lines(log)
@@ -133,6 +135,8 @@ def _load(
         # What our loader refuses is a difference; what vLLM refuses says nothing about weights.
         is_verdict = answer.get("reason") == "proof.load"
         raise ProofError(msg, reason="" if is_verdict else UNFINISHED)
-    what = "took too long" if outcome.timed_out else f"ended with status {outcome.status}"
+    what, hint = f"ended with status {outcome.status}", f"its whole log is {log_file}"
+    if outcome.timed_out:
+        what, hint = "took too long", f"{hint}; or raise --save-timeout"
     msg = f"loading the {side} side {what}: {last}"
-    raise ProofError(msg, reason=UNFINISHED, hint=f"its whole log is {log_file}")
+    raise ProofError(msg, reason=UNFINISHED, hint=hint)

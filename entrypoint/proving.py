@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from entrypoint.assess import Assessment, Boot
@@ -49,7 +50,7 @@ def prove_here(
             resolution=resolution,
             work=work.path,
             logs=below(settings.state_dir, "logs"),
-            timeout=settings.save_timeout,
+            deadline=time.monotonic() + settings.save_timeout,
             say=lambda text: boot.log.line("prove", text),
             on_tick=on_tick,
         )

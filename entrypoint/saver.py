@@ -57,9 +57,11 @@ def save(order: Order, store: DirectoryStore) -> Manifest:
     """Save, verify and commit a checkpoint into `store`; return its manifest as published.
 
     When this raises, the store is as it was, and no process of the save is left. The child's log
-    stays in `order.log_file`. Raises: SaveError, StagingError, SpaceError, StoreError.
+    stays in `order.log_file`. Its proof included, it takes `--save-timeout` at most.
+    Raises: SaveError, ProofError, StagingError, SpaceError, StoreError.
     """
     started = time.monotonic()
+    deadline = started + order.settings.save_timeout
     with store.stage(order.subject.name) as staging:
         reading = assembly.Reading(order.subject, order.memory)
         reading.start()
@@ -67,13 +69,13 @@ def save(order: Order, store: DirectoryStore) -> Manifest:
         identity, seconds = reading.result(), time.monotonic() - started
         manifest = assembly.assemble(order.subject, staging, identity, order.environ, seconds)
         if order.proof_needed:
-            manifest = manifest._replace(proof=_prove(order, staging, manifest))
+            manifest = manifest._replace(proof=_prove(order, staging, manifest, deadline))
         result = staging.commit(manifest)
     assembly.forget_refusals(order.subject, manifest, order.settings.state_dir)
     return manifest.renamed(result.name)
 
 
-def _prove(order: Order, staging: Staging, manifest: Manifest) -> dict[str, Json]:
+def _prove(order: Order, staging: Staging, manifest: Manifest, deadline: float) -> dict[str, Json]:
     """Prove what lies in staging, before it gets a name; the loader needs a manifest for that.
 
     Raises: ProofError, after the key has been rejected, so that no boot tries the same again.
@@ -86,7 +88,7 @@ def _prove(order: Order, staging: Staging, manifest: Manifest) -> dict[str, Json
         resolution=order.resolution,
         work=staging.path,
         logs=order.log_file.parent,
-        timeout=order.settings.save_timeout,
+        deadline=deadline,
         say=order.say,
     )
     source = prover.read_evidence(staging.path, "source", manifest.layout.ranks)

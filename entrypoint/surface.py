@@ -98,7 +98,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "size_per_file", "4GiB", spelling.file_bytes, "largest shard file a save writes", "SIZE"
     ),
-    Option("save_timeout", "1h", spelling.seconds, "longest a save may take", "TIME"),
+    Option(
+        "save_timeout", "1h", spelling.seconds, "longest a save may take, with its proof", "TIME"
+    ),
     Option(
         "quarantine_after",
         "3",
