@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def test_all_loads_of_a_proof_share_one_deadline(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(prover, "read_evidence", lambda *_: None)
     monkeypatch.setattr(prover, "compare", lambda *_: Verdict(("it differs",), excusable=False))
-    resolution: Any = None
+    resolution: Any = SimpleNamespace(append=())
     bench = prover.Bench(
         engine=Executable("vllm", "python"),
         words=(),
