@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 from blackbox.harness import House, is_gone, snapshot, staged
@@ -174,8 +175,13 @@ def test_killed_without_warning_it_leaves_no_checkpoint_and_the_next_boot_saves(
     assert house.serve().events[-2:] == ["save.done", "local.hit"]
 
 
+PATIENT = 99
+"""The stub ends at once, and never comes to loading: no fault of what it was given."""
+
+
 def test_sixteen_boots_at_once_save_once_and_all_serve(house: House) -> None:
-    processes = [house.start("serve", house.model, "-tp", 2) for _ in range(16)]
+    words = ("serve", house.model, "-tp", 2)
+    processes = [house.start(*words, SHARDBOOT_QUARANTINE_AFTER=PATIENT) for _ in range(16)]
     boots = [house.finish(process, 120) for process in processes]
     assert [boot.status for boot in boots] == [0] * 16, [b.stderr for b in boots if b.status]
     assert house.calls.count("save") == 1
@@ -193,7 +199,9 @@ def test_sixteen_boots_at_once_copy_once_and_all_serve(house: House) -> None:
     house.serve()
     house.shared_copy()
     words = ("serve", house.model, "-tp", 2)
-    processes = [house.start(*words, SHARDBOOT_SHARED=house.shared) for _ in range(16)]
+    told: dict[str, Any] = {"SHARDBOOT_SHARED": house.shared}
+    told |= {"SHARDBOOT_QUARANTINE_AFTER": PATIENT}
+    processes = [house.start(*words, **told) for _ in range(16)]
     boots = [house.finish(process, 120) for process in processes]
     assert [boot.status for boot in boots] == [0] * 16, [b.stderr for b in boots if b.status]
     copies = [event for boot in boots for event in boot.events if event.startswith("copy.")]
