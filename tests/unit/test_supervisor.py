@@ -39,6 +39,7 @@ def run(script: str) -> str:
 
 def test_a_stop_comes_before_what_was_told_earlier() -> None:
     script = """
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup hands down that it is ignored
 signals = Signals()
 for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
     os.kill(os.getpid(), number)
