@@ -63,9 +63,12 @@ class Results:
         return found
 
     def ratio(self, series: Series) -> float | None:
-        """Return how many times the base of its panel a series' median is; None without a base."""
-        base = self._values.get((series.panel, self.base))
-        return series.median / statistics.median(base) if base else None
+        """Return how many times the base of its panel a series' median is; None without a base.
+
+        Nor is anything a multiple of nothing, such as of no zombies.
+        """
+        base = statistics.median(self._values.get((series.panel, self.base)) or [0.0])
+        return series.median / base if base else None
 
     def markdown(self) -> str:
         """Return one table for each panel, with what was measured before and the notes behind."""
