@@ -180,7 +180,7 @@ class Interrupted(BaseException):
 
 
 def exit_code_of(error: ShardbootError | Interrupted) -> int:
-    """Return the process exit status that stands for `error` (the README has the table)."""
+    """Return the process exit status that stands for `error` (docs/reasons.md has the table)."""
     match error:
         case ExecError():
             return 126 if error.found else 127

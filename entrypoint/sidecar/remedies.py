@@ -69,7 +69,7 @@ REMEDIES: Final[Mapping[str, str]] = {
 }
 """One line each: why, and what to do."""
 
-UNKNOWN: Final = "the README's table of reasons has more"
+UNKNOWN: Final = "docs/reasons.md has more"
 
 
 def remedy(reason: str) -> str:

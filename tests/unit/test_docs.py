@@ -1,4 +1,4 @@
-"""The README names every setting, command, exit code and reason code that the code knows."""
+"""The docs name every setting, command, exit code and reason code that the code knows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from entrypoint.state.rejections import KINDS
 from entrypoint.surface import OPTIONS, Option
 
 PACKAGE = Path(entrypoint.__file__).parent
-README = (PACKAGE.parent / "README.md").read_text()
+PAGES = ("README.md", "docs/reasons.md", "docs/sidecar.md")
+DOCS = "".join((PACKAGE.parent / page).read_text() for page in PAGES)
+LINK = re.compile(r"\]\(([^):]*)\)")
 REASON = re.compile(r"[a-z-]+\.[a-z-]+")
 
 
 def rows() -> list[list[str]]:
-    lines = [line for line in README.splitlines() if line.startswith("| ")]
+    lines = [line for line in DOCS.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
@@ -74,7 +76,7 @@ def test_no_setting_is_listed_that_is_gone() -> None:
 
 def test_commands_are_listed() -> None:
     known = set(group.list_commands(click.Context(group)))
-    assert set(re.findall(r"`shardboot ([a-z]+)[^`]*`", README)) - {"serve"} <= known
+    assert set(re.findall(r"`shardboot ([a-z]+)[^`]*`", DOCS)) - {"serve"} <= known
     table = {name for row in rows() for name in re.findall(r"`shardboot ([a-z]+)", row[0])}
     assert table == known
 
@@ -118,3 +120,25 @@ def test_reason_codes_are_listed() -> None:
 def test_the_newest_vllm_that_was_tried_is_the_one_to_install(file: str, pin: str) -> None:
     found = re.findall(pin, (PACKAGE.parent / file).read_text())
     assert [tuple(map(int, version)) for version in found] == [NEWEST_TRIED]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return how GitHub calls the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize(
+    "page", [*PACKAGE.parent.glob("*.md"), *PACKAGE.parent.glob("docs/*.md")], ids=lambda p: p.name
+)
+def test_what_a_page_refers_to_is_there(page: Path) -> None:
+    for link in LINK.findall(page.read_text()):
+        name, _, anchor = link.partition("#")
+        found = page.parent / name if name else page
+        assert found.exists(), link
+        assert not anchor or anchor in anchors(found), link
+
+
+def test_every_page_is_referred_to_by_the_readme() -> None:
+    listed = set(LINK.findall((PACKAGE.parent / "README.md").read_text()))
+    assert {f"docs/{page.name}" for page in PACKAGE.parent.glob("docs/*.md")} <= listed
