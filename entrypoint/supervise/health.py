@@ -25,6 +25,12 @@ STEADY_TICK_SECONDS: Final = 5.0
 ASK_SECONDS: Final = 1.0
 ALARM_SECONDS: Final = 10.0
 ALARM_TICK_SECONDS: Final = 0.05
+FALL_SECONDS: Final = 20.0
+"""For one that has not served yet to end by itself, and to say why, without one of its processes.
+
+vLLM 0.32 waits for ever for a worker that dies between being ready and its queues being so.
+"""
+
 UNAVAILABLE: Final = 503
 MAX_MISSES: Final = 5
 SERVED: Final = ("serving", "healthy")
@@ -42,7 +48,7 @@ class Health:
         self.place: tuple[str, int] = ("", 0)
         self.line = ""
         self.next = self.alarmed_until = 0.0
-        self.is_lost, self.misses = False, 0
+        self.has_left, self.misses, self.falls_at = False, 0, math.inf
 
     @property
     def served(self) -> float | None:
@@ -56,9 +62,20 @@ class Health:
         return 0.0 if any(note.get("event") in SERVED for note in notes) else None
 
     def alarm(self) -> None:
-        """Look at once, and often for a while: one of the server's processes has died."""
+        """Look at once, and often for a while: one of the server's processes has died.
+
+        Before it serves there is nothing to look at but whether it ends.
+        """
+        if self.served_since is None:
+            self.falls_at = min(self.falls_at, time.monotonic() + FALL_SECONDS)
+            return
         self.alarmed_until = time.monotonic() + ALARM_SECONDS
         self.next = 0.0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is of no use any more without a process of its that has died."""
+        return self.has_left or time.monotonic() > self.falls_at
 
     @property
     def hangs(self) -> bool:
@@ -96,6 +113,9 @@ class Health:
             self.answered = time.monotonic()
             if self.served_since is None:
                 self.served_since = self.answered
+                if self.falls_at < math.inf:
+                    self.falls_at = math.inf
+                    self.alarm()
         is_looked_after = is_ending or self.served_since is None or math.isfinite(self.hang_seconds)
         self._tell(standing.line, is_healthy=standing.is_healthy, is_alive=is_looked_after, now=now)
         self.next = now + (TICK_SECONDS if self.served_since is None else self._steady())
@@ -107,7 +127,7 @@ class Health:
         """
         answer = ask(numeric(status.server.pid, status.address), ASK_SECONDS)
         self.misses = self.misses + 1 if answer.is_there is False else 0
-        self.is_lost = answer.status == UNAVAILABLE or self.misses >= MAX_MISSES
+        self.has_left = answer.status == UNAVAILABLE or self.misses >= MAX_MISSES
         if answer.is_ok:
             self.answered = time.monotonic()
             self._tell(self.line, is_healthy=True, is_alive=True, now=self.answered)

@@ -24,6 +24,8 @@ SEGMENT: Final = re.compile(rf"{SHM}/(psm_|vllm_dist_)[^/]*")
 MAX_PID_BYTES: Final = 32
 """Of a pid as it is told on a pipe: decimal digits, and a line's end."""
 
+ENGINE: Final = b"VLLM::"
+
 TRACKER: Final = b"multiprocessing.resource_tracker"
 """Python's own, which removes segments when all who knew of them are gone, and then ends."""
 
@@ -76,12 +78,22 @@ def is_tracker(pid: int) -> bool:
     return False
 
 
-def watch(pids: Iterable[int]) -> set[int]:
-    """Return a descriptor for each that becomes readable when that process ends (pidfd_open(2))."""
-    found = set()
+def is_engine(pid: int) -> bool:
+    """Tell whether a process is one of vLLM's engines or workers, none of which it can do without.
+
+    They call themselves so (`set_process_title` in vllm/utils/system_utils.py).
+    """
+    with suppress(OSError):
+        return (PROC / str(pid) / "cmdline").read_bytes().startswith(ENGINE)
+    return False
+
+
+def watch(pids: Iterable[int]) -> dict[int, int]:
+    """Return descriptors that become readable when a process ends (pidfd_open(2)), and its pid."""
+    found = {}
     for pid in pids:
         with suppress(OSError):
-            found.add(os.pidfd_open(pid))
+            found[os.pidfd_open(pid)] = pid
     return found
 
 

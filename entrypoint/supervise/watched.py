@@ -6,6 +6,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from entrypoint.assess import Boot
 from entrypoint.checkpoint.digest import Json
@@ -13,6 +14,9 @@ from entrypoint.state.ledger import Ledger
 from entrypoint.supervise import offspring
 from entrypoint.supervise.health import Health
 from entrypoint.supervise.restart import End
+
+LOOKS: Final = 20.0
+"""How much longer than a look at all processes is the time to the next one, before it serves."""
 
 
 class Watched:
@@ -27,7 +31,8 @@ class Watched:
         self.has_told = self.began = self.is_fork = self.is_seen = False
         self.shared: set[str] = set()
         self.segments: frozenset[str] = frozenset()
-        self.others: set[int] = set()
+        self.others: dict[int, int] = {}
+        self.next = 0.0
         self.cause = ""
 
     @property
@@ -37,7 +42,7 @@ class Watched:
 
     def mourn(self, ready: set[int]) -> None:
         """Look closely for a while if one of its processes has died."""
-        if died := self.others & ready:
+        if died := self.others.keys() & ready:
             self._forget(died)
             self.health.alarm()
 
@@ -55,17 +60,22 @@ class Watched:
         return self.is_fork
 
     def see(self, pids: Callable[[], Sequence[int]]) -> None:
-        """Remember its other processes, once it serves: who is killed later cannot be asked.
+        """Remember what it shares in memory, and its processes: who has died cannot be asked.
 
-        What it shares in memory is looked for before as well, whenever the segments there have
-        changed. `pids` tells its processes.
+        Until it serves these are its engines and workers: others of its may come and go. `pids`
+        tells its processes.
         """
         if (segments := offspring.segments()) != self.segments:
             self.segments = segments
             self.shared |= offspring.shared_memory(pids())
-        if not self.is_seen and self.health.served_since is not None:
-            self.others = offspring.watch(pid for pid in pids() if pid != self.pid)
-            self.is_seen = True
+        serves, now = self.health.served_since is not None, time.monotonic()
+        if self.is_seen or not (serves or (self.began and now > self.next)):
+            return
+        known = {self.pid, *self.others.values()}
+        others = [pid for pid in pids() if pid not in known]
+        self.others |= offspring.watch(pid for pid in others if serves or offspring.is_engine(pid))
+        self.is_seen = serves
+        self.next = now + LOOKS * (time.monotonic() - now)
 
     def kill(self, pids: Sequence[int], *, spares_trackers: bool) -> None:
         """Kill these processes of it."""
@@ -75,7 +85,7 @@ class Watched:
     def clear(self) -> None:
         """Let go of all that it held, now that none of its processes runs."""
         offspring.forget(self.shared)
-        self._forget(self.others)
+        self._forget(set(self.others))
         os.close(self.hears)
 
     def end(self, status: int) -> End:
@@ -84,8 +94,8 @@ class Watched:
         return End(told, self.health.served, self.began, self.cause)
 
     def _forget(self, descriptors: set[int]) -> None:
-        self.others = self.others - descriptors
         for descriptor in descriptors:
+            del self.others[descriptor]
             os.close(descriptor)
 
 

@@ -268,7 +268,8 @@ def serve(words: list[str], rules: dict[str, Any]) -> None:
     if rules.get("orphan"):
         # In the server's session, as vLLM's workers are, if not told otherwise.
         leaves = rules["orphan"] == "in a session of its own"
-        orphan = subprocess.Popen(["sleep", "1000"], start_new_session=leaves)
+        words = [rules.get("title", "sleep"), "1000"]
+        orphan = subprocess.Popen(words, executable="/bin/sleep", start_new_session=leaves)
         (HOUSE / "orphan").write_text(str(orphan.pid))
     if rules.get("stay"):
         tell("staying")

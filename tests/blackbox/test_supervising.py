@@ -8,7 +8,7 @@ import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from blackbox.openhouse import open_house
 from blackbox.standing_by import (
     Systemd,
     children,
+    descriptors,
     ends,
     server_of,
     supervised,
@@ -30,8 +31,20 @@ from blackbox.watching import health
 IMPATIENT: Final = (
     f"from entrypoint.supervise import supervisor; supervisor.BUSY_SECONDS = 0.1; {LAUNCH}"
 )
+SHORT: Final = f"from entrypoint.supervise import health; health.FALL_SECONDS = 0.5; {LAUNCH}"
 FREEZER: Final = Path("/sys/fs/cgroup/freezer")
 ANSWERS: Final = {"answers": 200}
+
+
+def wait_for_watch(supervisor: int) -> None:
+    """Wait until it watches a process of a server."""
+    while True:
+        # One may be closed while they are listed.
+        with suppress(FileNotFoundError):
+            if "anon_inode:[pidfd]" in descriptors(supervisor):
+                return
+
+
 MOST: Final = 64
 """Processes that a supervisor's user may have, and so many others."""
 
@@ -60,6 +73,22 @@ def test_a_server_that_hangs_is_replaced(saved: House, systemd: Systemd) -> None
         process.terminate()
         boot = saved.finish(process)
     assert "(it hung)" in boot.stderr
+
+
+def test_one_that_waits_for_ever_for_a_worker_that_died_before_it_served_is_replaced(
+    saved: House,
+) -> None:
+    saved.rules(serve={"stay": True, "orphan": True, "title": "VLLM::Worker_TP1"})
+    with supervised(saved, launch=SHORT) as process:
+        first = wait_for_server(saved, "staying")
+        wait_for_watch(process.pid)
+        saved.rules(serve=ANSWERS)
+        os.kill(int((saved.root / "orphan").read_text()), signal.SIGKILL)
+        wait_for_server(saved)
+        assert is_gone(first)
+        process.terminate()
+        boot = saved.finish(process)
+    assert "(one of its processes had died)" in boot.stderr
 
 
 def test_without_a_timeout_a_server_that_hangs_is_systemds_to_judge(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,20 @@ held = shared_memory.SharedMemory(create=True, size=4096)
 print(resource_tracker._resource_tracker._pid, held._name.strip("/"), flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.mark.parametrize(
+    ("title", "is_engine"),
+    [("VLLM::EngineCore", True), ("VLLM::Worker_TP1", True), ("sleep", False), ("vllm", False)],
+)
+def test_engines_and_workers_are_known_by_their_titles(title: str, is_engine: bool) -> None:
+    with subprocess.Popen([title, "1000"], executable="/bin/sleep") as process:
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            pass  # its exec is not quite done
+        found = offspring.is_engine(process.pid)
+        process.kill()
+    assert found is is_engine
+    assert not offspring.is_engine(process.pid)
 
 
 def test_pythons_own_that_clears_up_is_known_and_clears_up_after_a_kill() -> None:
