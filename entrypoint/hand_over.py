@@ -23,11 +23,15 @@ LOADED_BY_US: Final = ("reuse", "tee")
 
 
 class Program(NamedTuple):
-    """What is to run: the path of `vllm`, all words after `serve`, and the environment."""
+    """What is to run: the path of `vllm`, all words after `serve`, and the environment.
+
+    `through` is the command that runs the script, where the kernel is not to do so itself.
+    """
 
     path: str
     words: Sequence[str]
     environ: Mapping[str, str]
+    through: Sequence[str] = ()
 
 
 def prepare(boot: Boot, assessment: Assessment, action: Action) -> Program:
@@ -43,7 +47,7 @@ def prepare(boot: Boot, assessment: Assessment, action: Action) -> Program:
         words = _teeing(boot, assessment, action, forks=forks)
     if forks:
         environ = {**environ, **launch.preloading(assessment.resolution)}
-    return Program(assessment.engine.path, words, environ)
+    return Program(assessment.engine.path, words, environ, launch.quickly(assessment.engine))
 
 
 def become(
@@ -58,7 +62,7 @@ def become(
     boot.status.know(server=Server.of(pid))
     boot.status.phase("starting", **facts(action, taken))
     note(boot, action, assessment, taken)
-    boot.seat.become(vllm.path, ["serve", *vllm.words], vllm.environ, boot.umask)
+    boot.seat.become(vllm.path, ["serve", *vllm.words], vllm.environ, boot.umask, vllm.through)
 
 
 def _held(boot: Boot, assessment: Assessment, action: Action, *, forks: bool) -> list[str]:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn
 
 from entrypoint.checkpoint.digest import Json
+from entrypoint.engine.executable import Executable
 from entrypoint.engine.resolution import Resolution
 from entrypoint.errors import ExecError
 
+UNCOLLECTED: Final = os.path.join(os.path.dirname(__file__), "vllm_plugin", "uncollected.py")
 LOAD_FORMAT: Final = "shardboot"
 TEE_FORMAT: Final = "shardboot-tee"
 IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -47,15 +49,26 @@ def preloading(resolution: Resolution | None) -> dict[str, str]:
     return {"LD_PRELOAD": libraries} if libraries else {}
 
 
+def quickly(engine: Executable) -> list[str]:
+    """Return the command that runs vLLM's script with quicker imports, if our plugin is loaded."""
+    return [engine.interpreter, *engine.flags, UNCOLLECTED]
+
+
 def _loading(load_format: str, loader: Mapping[str, Json]) -> list[str]:
     config = json.dumps(loader, separators=(",", ":"))
     return ["--load-format", load_format, "--model-loader-extra-config", config]
 
 
 def become(
-    path: str, arguments: Sequence[str], environ: Mapping[str, str], umask: int | None = None
+    path: str,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    umask: int | None = None,
+    through: Sequence[str] = (),
 ) -> NoReturn:
     """Replace this process by `path`: same pid, no shell, signals as a fresh program expects them.
+
+    `through` is the command that runs it, where it is a script; none leaves that to the kernel.
 
     Only descriptors made inheritable on purpose cross; our handlers do not (execve(2)).
     `umask` is the one that vLLM shall have. Raises: ExecError.
@@ -68,8 +81,11 @@ def become(
         # A handler would only note it, and exec forget the note.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+    words = [*through, path, *arguments]
     try:
-        os.execve(path, [path, *arguments], dict(environ))
+        if through:
+            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        os.execve(words[0], words, dict(environ))
     except OSError as error:
         found = os.path.exists(path)
         raise ExecError(f"{path}: cannot be executed: {error.strerror}", found=found) from None
@@ -92,7 +108,12 @@ class Seat:
         return os.getpid()
 
     def become(
-        self, path: str, arguments: Sequence[str], environ: Mapping[str, str], umask: int | None
+        self,
+        path: str,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        umask: int | None,
+        through: Sequence[str],
     ) -> NoReturn:
         """Have vLLM begin there. As `become`."""
-        become(path, arguments, environ, umask)
+        become(path, arguments, environ, umask, through)

@@ -13,10 +13,11 @@ PLUGIN: Final = "shardboot"
 
 
 class Executable(NamedTuple):
-    """The `vllm` to become, and the Python that its first line names."""
+    """The `vllm` to become, and the Python that its first line names, with its flags there."""
 
     path: str
     interpreter: str
+    flags: tuple[str, ...] = ()
 
 
 def locate(word: str, environ: Mapping[str, str]) -> str:
@@ -43,11 +44,12 @@ def find_program(word: str, environ: Mapping[str, str]) -> str | None:
 def find(word: str, environ: Mapping[str, str]) -> Executable:
     """Find vLLM's console script and its interpreter. Raises: ExecError, EngineError."""
     path = locate(word, environ)
-    return Executable(path, _interpreter(path, environ))
+    interpreter, *flags = _command(path, environ)
+    return Executable(path, interpreter, tuple(flags))
 
 
-def _interpreter(path: str, environ: Mapping[str, str]) -> str:
-    """Return the Python of a console script: its first line, or the one that /bin/sh is to exec."""
+def _command(path: str, environ: Mapping[str, str]) -> list[str]:
+    """Return what runs a console script: its first line, or the one that /bin/sh is to exec."""
     try:
         with open(path, "rb") as script:
             first, second = script.readline(4096), script.readline(4096)
@@ -56,13 +58,13 @@ def _interpreter(path: str, environ: Mapping[str, str]) -> str:
     words = _words(first.removeprefix(b"#!")) if first.startswith(b"#!") else []
     if words and os.path.basename(words[0]) == "sh" and second.startswith(b"'''exec'"):
         # pip writes this where the interpreter's path is too long, or has blanks, for "#!".
-        words = _words(second.removeprefix(b"'''exec'"))
+        words = [word for word in _words(second.removeprefix(b"'''exec'")) if word[:1] != "$"]
     if words and os.path.basename(words[0]) == "env":
         words = [find_program(word, environ) or word for word in words[1:] if "=" not in word]
     if not words or "python" not in os.path.basename(words[0]):
         msg = f"{path}: not a Python console script, so vLLM cannot be asked how it reads the words"
         raise EngineError(msg, reason="engine.opaque")
-    return words[0]
+    return words
 
 
 def _words(line: bytes) -> list[str]:

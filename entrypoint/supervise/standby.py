@@ -132,12 +132,17 @@ class StandbySeat(Seat):
         return self.pid
 
     def become(
-        self, path: str, arguments: Sequence[str], environ: Mapping[str, str], umask: int | None
+        self,
+        path: str,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        umask: int | None,
+        through: Sequence[str],
     ) -> NoReturn:
         """Tell the fork what to serve, and end: the server is there. Raises: ExecError."""
         if self.connection is None:
             os.write(self.told, f"{os.getpid()}\n".encode())
-            super().become(path, arguments, environ, umask)
+            super().become(path, arguments, environ, umask, through)
         request = {"argv": [path, *arguments], "environ": dict(environ), "umask": umask}
         os.write(self.told, f"{self.pid}\n".encode())
         self.connection.sendall(json.dumps(request).encode() + b"\n")

@@ -19,8 +19,10 @@ def register() -> None:
     from entrypoint.vllm_plugin.reap import reap_reader
     from entrypoint.vllm_plugin.serving import BEGINS, note_serving
     from entrypoint.vllm_plugin.stop import note_when_told, note_without_server
+    from entrypoint.vllm_plugin.uncollected import collect_again
 
     imports_are_done()
+    collect_again()
     # Right before the server waits for its engine, and after it has set its own handlers.
     after_import("vllm.v1.engine.async_llm", note_when_told)
     # A node without HTTP has no such client, and is as far when it starts its first process.

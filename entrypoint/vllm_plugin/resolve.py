@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib.util
 import io
 import json
@@ -332,6 +333,8 @@ def answer(words: list[str], stand_in: str | None = None) -> dict[str, Any]:
 
 def main() -> None:
     """Read the request, write the answer, end without vLLM's and torch's slow good-byes."""
+    # vLLM's imports make millions of objects, and next to no garbage: a fifth less time.
+    gc.disable()
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     request = json.load(sys.stdin)

@@ -87,8 +87,8 @@ class Standby:
         for path in files - self.imported.keys():
             if isinstance(path, str):
                 self.imported[path] = _stamp(path, began)
-        gc.collect()
-        # What is never collected is never written to: its pages stay shared with every fork.
+        # What is never collected is never written to: its pages stay shared with every fork. There
+        # is next to no garbage in it, for which nobody looks here at all.
         gc.freeze()
 
     def _compile(self) -> None:
@@ -188,6 +188,7 @@ def become(descriptors: list[int], notes: Path, added: Mapping[str, str]) -> Non
     if request["umask"] is not None:
         os.umask(request["umask"])
     sys.argv = request["argv"]
+    gc.enable()
     learned.note(notes)
     forking.reseed()
     forking.fork_all()
@@ -196,6 +197,7 @@ def become(descriptors: list[int], notes: Path, added: Mapping[str, str]) -> Non
 def main() -> None:
     """Be a standby; in a fork, be vLLM."""
     preload.ensure()
+    gc.disable()
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     notes, before = Path(sys.argv[2]), dict(os.environ)

@@ -6,6 +6,7 @@
     stub_vllm.py HOUSE -P -m entrypoint.vllm_plugin.standby FD NOTES WISH  the real one, of it
     stub_vllm.py HOUSE …/bin/vllm serve WORD…                  dumps what it was given, and ends;
                                                                or answers HTTP until stdin ends
+    stub_vllm.py HOUSE …/uncollected.py …/bin/vllm serve WORD…  the same
 
 `HOUSE/rules.json` says how each of them misbehaves; `HOUSE/calls` gets a line for each;
 `HOUSE/events` is a FIFO that a test may wait on.
@@ -226,6 +227,7 @@ def dump(words: list[str]) -> dict[str, Any]:
         "groups": os.getgroups(),
         "cwd": os.getcwd(),
         "umask": os.umask(0),
+        "is_quick": bool(os.environ.pop("STUB_QUICK", "")),
         "environ": dict(os.environ),
         "fds": fds,
         "signals": {name: int(mask, 16) for name, mask in status.items()},
@@ -368,6 +370,9 @@ def rules_now() -> dict[str, Any]:
 def main() -> None:
     rules = rules_now()
     words = sys.argv[2:]
+    if words[0].endswith("/uncollected.py"):
+        os.environ["STUB_QUICK"] = "yes"
+        del words[0]
     if words[0] != "-P":
         serve(words, rules.get("serve", {}))
     if "entrypoint.vllm_plugin.standby" in words:

@@ -81,6 +81,11 @@ def test_the_process_itself_becomes_vllm(house: House) -> None:
     assert boot.stdout == "this is vllm\n"
 
 
+def test_its_imports_are_quicker_on_a_hit_and_as_ever_on_the_source(house: House) -> None:
+    assert not house.serve("--load-format", "dummy").vllm["is_quick"]
+    assert house.serve().vllm["is_quick"]
+
+
 @pytest.mark.parametrize("status", [0, 1, 3, 255])
 def test_the_exit_status_is_vllms_own(house: House, status: int) -> None:
     house.rules(serve={"status": status})
