@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import gc
 import importlib.util
 import io
@@ -76,10 +77,8 @@ class Asker:
 
         try:
             self.command.validate(args)
-            engine_args = AsyncEngineArgs.from_cli_args(args)
-            # A dict of the namespace would be extended with configs by the next call.
-            if getattr(engine_args, "speculative_config", None) is not None:
-                engine_args.speculative_config = dict(engine_args.speculative_config)
+            # It fills in what it is given, as a draft or how to pool: the next one must not see it.
+            engine_args = AsyncEngineArgs.from_cli_args(copy.deepcopy(args))
             headless = {"headless": True} if args.headless else {}
             return engine_args.create_engine_config(**headless)
         except (SystemExit, NotImplementedError, OSError, TypeError, ValueError) as error:

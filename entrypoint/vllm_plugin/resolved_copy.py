@@ -31,8 +31,12 @@ BY_ITS_PLACE = frozenset(
 SAID_TWICE = frozenset({"hf_text_config", "model_arch_config", "_model_info"})
 """What vLLM makes of the config; that is compared itself."""
 
-BESIDE_THE_CONFIG = frozenset({"_name_or_path", "dtype", "torch_dtype"})
-"""`ModelConfig.dtype` is what counts, and compared."""
+RECORDED = frozenset({"tie_word_embeddings", "word_embeddings_untied_by_checkpoint"})
+"""What vLLM decides by whether there is an `lm_head` among the weights: a save records it, and a
+load reproduces it (`decisions.py`)."""
+
+BESIDE_THE_CONFIG = frozenset({"_name_or_path", "dtype", "torch_dtype"}) | RECORDED
+"""Of dtypes `ModelConfig.dtype` is what counts, and compared."""
 
 
 def reread(
@@ -100,7 +104,7 @@ def facts(config: Any) -> dict[str, str]:
     found = {
         name: value
         for name, value in vars(model_config).items()
-        if name not in BY_ITS_PLACE | SAID_TWICE
+        if name not in BY_ITS_PLACE | SAID_TWICE | RECORDED
     }
     found |= {
         "tokenizer_mode": _tokenizer_mode(model_config),

@@ -37,8 +37,18 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (directory / "beside" / "original").mkdir()
     (directory / "beside" / "original" / "consolidated.safetensors").touch()
     (directory / "beside" / "tekken.json").write_text("{}")
+    make_model("dense", directory / "untied", layers=1)
+    claim_to_be_tied(directory / "untied")
+    make_model("bert", directory / "pools")
     yield directory
     shutil.rmtree(directory)
+
+
+def claim_to_be_tied(model: Path) -> None:
+    """Let the config say so of a model that has an `lm_head` of its own."""
+    config = json.loads((model / "config.json").read_text())
+    config["tie_word_embeddings"] = True
+    (model / "config.json").write_text(json.dumps(config))
 
 
 def say_no_dtype(model: Path) -> None:
@@ -61,6 +71,8 @@ def recipes(room: Path, lab: Any) -> dict[str, dict[str, Any]]:
         "silent": [str(room / "silent")],
         "beside": [str(room / "beside")],
         "classifier": [str(room / "silent"), *tokens],
+        "untied": [str(room / "untied")],
+        "pools": [str(room / "pools"), "--pooler-config", '{"use_activation": false}'],
         "of others": [str(room / "silent"), *tokens, "--tokenizer", str(room / "beside")],
     }
     result = room / "answers.json"
@@ -81,6 +93,13 @@ def test_a_dtype_that_only_the_weights_tell_is_put_into_words(
 ) -> None:
     assert recipes["silent"]["why"] == ""
     assert recipes["silent"]["pinned"] == ["--dtype", "float16"]
+
+
+@pytest.mark.parametrize("form", ["untied", "pools"])
+def test_what_a_load_reproduces_and_what_vllm_writes_into_the_words_are_no_difference(
+    recipes: dict[str, dict[str, Any]], form: str
+) -> None:
+    assert (recipes[form]["why"], recipes[form]["pinned"]) == ("", [])
 
 
 def test_whatever_else_would_be_read_differently_is_named_and_no_checkpoint_made(
