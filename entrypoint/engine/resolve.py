@@ -69,7 +69,8 @@ def resolve(
     model = cast("dict[str, str | None]", answer["model"])
     identity = identify(cast("str", model["word"]), model["revision"])
     asked = _asked(engine, words, environ, about)
-    if identity is not None and asked.files is not None:
+    # What failed may go well the next time; else no boot would ever serve a checkpoint.
+    if identity is not None and asked.files is not None and not _recipe(answer).get("failed"):
         _remember(memory, asked, answer, identity)
     return read_answer(answer, words, about)._replace(asked=asked.words)
 
@@ -96,7 +97,10 @@ def _recall(
     asked: _Asked,
     identify: Callable[[str, str | None], Identity | None],
 ) -> dict[str, Json] | None:
-    """Return the remembered answer; where a look hangs, the latest counts."""
+    """Return the remembered answer; where a look hangs, the latest counts.
+
+    One that holds what only the weights tell counts for these very weights.
+    """
     known = memory.recall("resolutions", asked.words)
     if not isinstance(known, dict) or "by_files" not in known:
         return None
@@ -107,8 +111,18 @@ def _recall(
     model = cast("dict[str, str | None]", record["model"])
     answers = cast("dict[str, dict[str, Json]]", record["answers"])
     identity = identify(cast("str", model["word"]), model["revision"])
-    wanted = cast("str", record["latest"]) if identity is None else identity.config_digest
-    return answers.get(wanted)
+    if identity is None:
+        return answers.get(cast("str", record["latest"]))
+    answer = answers.get(identity.config_digest)
+    if answer is not None and _recipe(answer).get("pinned"):
+        weights = cast("Mapping[str, str]", answer.get("weights", {}))
+        if not any(identity.ways.get(way) == digest for way, digest in weights.items()):
+            return None
+    return answer
+
+
+def _recipe(answer: Mapping[str, Json]) -> Mapping[str, Json]:
+    return cast("Mapping[str, Json]", answer["words"])
 
 
 def _remember(memory: Memory, asked: _Asked, answer: dict[str, Json], identity: Identity) -> None:
@@ -117,6 +131,7 @@ def _remember(memory: Memory, asked: _Asked, answer: dict[str, Json], identity: 
     known = known if isinstance(known, dict) else {}
     by_files = cast("dict[str, dict[str, Json]]", known.get("by_files", {}))
     earlier = cast("dict[str, Json]", by_files.get(files, {}).get("answers", {}))
+    answer = answer | {"weights": {**identity.ways}}
     record: dict[str, Json] = {
         "model": answer["model"],
         "answers": _latest(earlier, identity.config_digest, answer),

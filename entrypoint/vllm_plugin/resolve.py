@@ -110,7 +110,8 @@ def recipe(asker: Asker, words: list[str], args: argparse.Namespace, config: Any
 
     `verified` is true when vLLM reads the new words as the old ones in everything but the model,
     the load format and its config, the served name and the draft's load format, and a checkpoint's
-    files as the model's.
+    files as the model's. `failed` where that could not be found out: it may go well when vLLM is
+    asked again.
     """
     served_name = args.served_model_name is not None
     with _silence():
@@ -121,7 +122,7 @@ def recipe(asker: Asker, words: list[str], args: argparse.Namespace, config: Any
             why = why or "no words that name the model were found"
         if not why:
             why = _difference(asker, kept, args, speculative=speculative, draft=draft)
-        pinned, doubt = _reread(asker, args, config)
+        pinned, doubt, failed = _reread(asker, args, config)
     draft_in = _spelled_in(words, args) if speculative[:1] == [SPECULATIVE] else None
     return {
         "drop": list(drop or ()),
@@ -132,25 +133,27 @@ def recipe(asker: Asker, words: list[str], args: argparse.Namespace, config: Any
         "pinned": pinned,
         "verified": not (why or doubt),
         "why": why or doubt,
+        "failed": failed,
     }
 
 
-def _reread(asker: Asker, args: argparse.Namespace, config: Any) -> tuple[list[str], str]:
-    """Return as `reread` of resolved_copy.py; nothing where the model's files are not here."""
+def _reread(asker: Asker, args: argparse.Namespace, config: Any) -> tuple[list[str], str, bool]:
+    """Return as `reread` of resolved_copy.py, and whether it failed.
+
+    Nothing where the model's files are not here.
+    """
     room = Path(__file__).parents[1] / "model"
     directory = args.model
-    if not os.path.isdir(directory):
-        directory = _by_path(room / "hub.py").snapshot(args.model, args.revision, os.environ)
-    if directory is None:
-        return [], ""
-    files = _by_path(room / "files.py")
     try:
-        found: tuple[list[str], str] = _beside("resolved_copy").reread(
-            asker.config, args, config, str(directory), files
-        )
-    except (OSError, RejectedError) as error:
-        return [], f"vLLM cannot read a checkpoint's files: {error}"
-    return found
+        if not os.path.isdir(directory):
+            directory = _by_path(room / "hub.py").snapshot(args.model, args.revision, os.environ)
+        if directory is None:
+            return [], "", False
+        files, copies = _by_path(room / "files.py"), _beside("resolved_copy")
+        pinned, doubt = copies.reread(asker.config, args, config, str(directory), files)
+    except Exception as error:  # noqa: BLE001 - the model itself was read, so that it can be served
+        return [], f"vLLM cannot read a checkpoint's files: {_last_line(str(error))}", True
+    return pinned, doubt, False
 
 
 def _spelled_in(words: list[str], args: argparse.Namespace) -> int | None:
