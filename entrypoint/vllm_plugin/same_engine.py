@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
+from vllm import envs
+
 from entrypoint.checkpoint.key import Key, differences
 from entrypoint.errors import KeyMismatchError
 from entrypoint.vllm_plugin import resolved_key
@@ -20,7 +22,9 @@ def require_same_engine(key: Key, vllm_config: Any) -> None:
     Of variables that choose backends those that the key names: vLLM itself sets others.
     Raises: KeyMismatchError.
     """
-    engine = {"vllm": importlib.metadata.version("vllm"), "env_names": sorted(key.backends)}
+    # Another vLLM may not have them all any more.
+    names = sorted(key.backends.keys() & set(envs.environment_variables))
+    engine = {"vllm": importlib.metadata.version("vllm"), "env_names": names}
     told = resolved_key.key(vllm_config, engine, key.backends)
     found = differences(Key.from_json({**key.to_json(), **told}), key)
     if found:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from checkpoints import make_key
 
+from entrypoint.errors import KeyMismatchError
 from entrypoint.state.ledger import Ledger
 from entrypoint.state.memory import Memory
 from entrypoint.state.rejections import Rejections
@@ -59,3 +62,19 @@ def test_another_engine_loads_the_source_and_boot_is_to_ask_vllm_anew(
     assert "it was made for hf_overrides" in str(objection["text"])
     assert Rejections(tmp_path).find(manifest.content) is None
     assert Memory(tmp_path).recall("resolutions", "question") is None
+
+
+def test_a_variable_that_this_vllm_has_no_more_is_a_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from entrypoint.vllm_plugin import resolved_key, same_engine
+
+    def told(config: Any, engine: Any, environ: Any) -> dict[str, Any]:
+        names = engine["env_names"]
+        found = resolved_key._backends(config, names, environ, moe=False, ep=False)
+        return {"backends": found}
+
+    monkeypatch.setattr(resolved_key, "key", told)
+    key = make_key(backends={"VLLM_MOE_OF_OLD": "1"})
+    with pytest.raises(KeyMismatchError, match="VLLM_MOE_OF_OLD"):
+        same_engine.require_same_engine(key, SimpleNamespace())
