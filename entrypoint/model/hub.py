@@ -50,11 +50,19 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
     """Return where huggingface_hub keeps its snapshots (its constants.py: HF_HUB_CACHE)."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environ.get(name):
-            return Path(environ[name])
+            return Path(_spelled_out(environ[name], environ))
     if environ.get("HF_HOME"):
-        return Path(environ["HF_HOME"], "hub")
-    cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/"), ".cache")
+        return Path(_spelled_out(environ["HF_HOME"], environ), "hub")
+    cache = _spelled_out(environ.get("XDG_CACHE_HOME") or "~/.cache", environ)
     return Path(cache, "huggingface", "hub")
+
+
+def _spelled_out(place: str, environ: Mapping[str, str]) -> str:
+    """Return a place with its "~" and variables resolved, as no shell did it for ENV."""
+    if place == "~" or place.startswith("~/"):
+        place = environ.get("HOME", "/").rstrip("/") + place[1:]
+    named = r"\$(?:(\w+)|\{(\w+)\})"
+    return re.sub(named, lambda found: environ.get(found[1] or found[2], found[0]), place)
 
 
 def blob_sha256(path: str) -> str | None:

@@ -224,6 +224,8 @@ def test_a_reference_may_not_lead_elsewhere(tmp_path: Path) -> None:
         ({"XDG_CACHE_HOME": "/c", "HOME": "/d"}, "/c/huggingface/hub"),
         ({"HOME": "/d"}, "/d/.cache/huggingface/hub"),
         ({"HF_HUB_CACHE": "", "HOME": "/d"}, "/d/.cache/huggingface/hub"),
+        ({"HF_HOME": "~/b", "HOME": "/d"}, "/d/b/hub"),
+        ({"HF_HUB_CACHE": "$ROOM/${NAME}/$NONE", "ROOM": "/a", "NAME": "b"}, "/a/b/$NONE"),
         ({}, "/.cache/huggingface/hub"),
     ],
 )
