@@ -65,7 +65,11 @@ def while_alive(silence: float, look: Callable[[Alive], Json]) -> Json:
     if not answer:
         msg = "a child that looked at a file system died"
         raise ChildProcessError(msg)
-    value: Json = json.loads(answer)
+    try:
+        value: Json = json.loads(answer)
+    except ValueError:
+        msg = "a child that looked at a file system died as it told what it saw"
+        raise ChildProcessError(msg) from None
     return value
 
 

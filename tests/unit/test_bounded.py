@@ -82,3 +82,17 @@ def test_who_dies_is_not_taken_for_silent() -> None:
 
     with pytest.raises(ChildProcessError, match="died"):
         bounded.while_alive(60, look)
+
+
+def test_who_dies_in_the_midst_of_its_answer_has_given_none() -> None:
+    def look(_: Alive) -> list[int]:
+        def half(writer: int, data: bytes) -> None:
+            os.write(writer, data[: len(data) // 2])
+            os._exit(0)
+
+        # In the child alone.
+        bounded._write = half
+        return [1, 2, 3]
+
+    with pytest.raises(ChildProcessError, match="died"):
+        bounded.while_alive(60, look)
