@@ -22,16 +22,17 @@ import torch
 
 from entrypoint.checkpoint.foreign import MALFORMED
 from entrypoint.checkpoint.fragment import fragment_name
+from entrypoint.checkpoint.key import Key
 from entrypoint.checkpoint.layout import Layout
 from entrypoint.checkpoint.proof import rank_evidence_name
-from entrypoint.errors import SaveError, ShardbootError
+from entrypoint.errors import KeyMismatchError, SaveError, ShardbootError
 from entrypoint.headroom import free_bytes
 from entrypoint.state.rejections import UNPROBED, on_the_way
 from entrypoint.store import order as orders
 from entrypoint.store import staging as stagings
 from entrypoint.store.order import UNCLAIMED
 from entrypoint.store.staging import Staging
-from entrypoint.vllm_plugin import compat
+from entrypoint.vllm_plugin import compat, same_engine
 from entrypoint.vllm_plugin.decisions import decided
 from entrypoint.vllm_plugin.evidence import Entries, Recorder, after, circumstances, loose_state
 from entrypoint.vllm_plugin.logical import logical_state, refuse_unsavable
@@ -78,6 +79,18 @@ class Tee:
             if tee.order.get("record"):
                 tee.recorder = Recorder(staging.path, "source")
         return None if tee.is_over else tee
+
+    def require_same_engine(self, vllm_config: Any) -> None:
+        """Give the tee up where boot went by an answer of vLLM that does not hold any more.
+
+        The checkpoint would say that it is another engine's. The next boot asks anew.
+        """
+        with self._giving_up():
+            try:
+                same_engine.require_same_engine(Key.from_json(self.order["of"]["key"]), vllm_config)
+            except KeyMismatchError as error:
+                self.notes.forget_answers()
+                raise SaveError(f"the key does not hold: {error}") from None
 
     def examine(self, model: torch.nn.Module) -> None:
         """Give the tee up for a model that has no state to save, before anything is read."""

@@ -51,6 +51,8 @@ class ShardbootTee(BaseModelLoader):
         if compat.tp_pp_rank()[2] == 0:
             note_steps(compat.worker_class(vllm_config), vllm_config, self.notes)
         tee = self.tee
+        if tee is not None:
+            tee.require_same_engine(vllm_config)
         model = super().load_model(vllm_config, model_config, prefix)
         if tee is not None:
             tee.record(model, vllm_config)

@@ -269,3 +269,19 @@ def test_a_server_killed_on_the_way_leaves_nothing_and_the_next_one_begins_anew(
         here.wait_for("tee.done", server)
         assert not left.exists()
     assert here.ask("plan")["reason"] == "local.hit"
+
+
+def test_by_an_answer_that_does_not_hold_any_more_nothing_is_saved(
+    node: Callable[[int], Node],
+) -> None:
+    here = node(1)
+    key = here.ask("plan")["key"]
+    (path,) = (here.state / "memory" / "resolutions").glob("*.json")
+    stale = path.read_text().replace('"dtype":"bfloat16"', '"dtype":"float16"')
+    path.write_text(stale)
+    assert here.ask("plan")["key"] == key | {"dtype": "float16"}
+    with here.serve() as server:
+        server.wait_until_healthy()
+        here.wait_for("tee.failed", server)
+    assert [*here.store.glob(f"*/{MANIFEST}")] == []
+    assert here.ask("plan")["key"] == key
