@@ -39,6 +39,7 @@ SMALL_BYTES: Final = 64 * 1024 * 1024
 """Up to here a file of no known kind is the model's: nobody can list what tokenizers read."""
 
 MAX_FILES: Final = 20_000
+MAX_DEPTH: Final = 16
 
 MARKERS: Final = ("consolidated*.safetensors",)
 """Weights by whose mere presence vLLM chooses how config and tokenizer are read."""
@@ -81,15 +82,24 @@ def _is_small(path: str) -> bool:
 
 
 def is_copied(path: str) -> bool:
-    """Whether a checkpoint carries the source's model file `path`: not an index of its weights."""
+    """Whether a checkpoint carries the source's model file `path`: not an index of its weights.
+
+    Nor what no manifest may name: nothing that vLLM looks for is called so.
+    """
     name = path.rpartition("/")[2].lower()
-    return not name.endswith(".index.json") and name not in (MANIFEST, INDEX, HAVE)
+    is_ours = name.endswith(".index.json") or name in (MANIFEST, INDEX, HAVE)
+    return not is_ours and _is_plain(path)
 
 
 def is_marker(path: str) -> bool:
     """Whether vLLM chooses config and tokenizer by there being weights of this name."""
     name = path.rpartition("/")[2]
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in MARKERS)
+    return _is_plain(path) and any(fnmatch.fnmatchcase(name, pattern) for pattern in MARKERS)
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a manifest may name a path that `walk` returns; as `checkpoint.entry.check_path`."""
+    return path.isprintable() and "\\" not in path and path.count("/") < MAX_DEPTH
 
 
 def walk(directory: str, alive: Callable[[], object] = lambda: None) -> list[str]:

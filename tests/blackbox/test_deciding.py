@@ -77,6 +77,11 @@ def test_words_that_no_checkpoint_can_serve_reach_vllm_as_they_are(
     assert not house.local.exists() or not house.store.names()
 
 
+def test_a_file_of_an_odd_name_keeps_no_model_from_being_saved(house: House) -> None:
+    (house.model / "a\xa0b.txt").write_text("a note")
+    assert house.serve().events[-1] == "local.hit"
+
+
 def test_weights_that_only_vllm_looks_for_are_left_to_it(house: House) -> None:
     house.rules(resolve={"change": {"load": {"elsewhere": True}}})
     boot = house.serve()
