@@ -117,24 +117,27 @@ def test_weights_that_another_tokenizer_chooses_are_not_served_from_a_checkpoint
     assert why == "the tokenizer that the words name decides about weights"
 
 
-def test_a_checkpoint_of_mistrals_form_answers_as_its_source(room: Path, lab: Any) -> None:
+@pytest.mark.parametrize("form", ["own", "untied"])
+def test_a_checkpoint_whose_weights_vllm_would_look_at_answers_as_its_source(
+    room: Path, lab: Any, form: str
+) -> None:
     command = [str(Path(sys.executable).with_name("shardboot")), "save"]
-    words = [str(room / "own"), *FLAGS]
+    words = [str(room / form), *FLAGS]
     environ = environment(tp=1) | {
-        "SHARDBOOT_LOCAL_DIR": str(room / "checkpoints"),
-        "SHARDBOOT_STATE_DIR": str(room / "state"),
+        "SHARDBOOT_LOCAL_DIR": str(room / f"{form}-checkpoints"),
+        "SHARDBOOT_STATE_DIR": str(room / f"{form}-state"),
     }
-    status, _ = run([*command, *words], environ, room / "save.log")
-    assert status == 0, (room / "save.log").read_text()
-    (found,) = (room / "checkpoints").glob(f"*/{MANIFEST}")
+    status, _ = run([*command, *words], environ, room / f"{form}.log")
+    assert status == 0, (room / f"{form}.log").read_text()
+    (found,) = (room / f"{form}-checkpoints").glob(f"*/{MANIFEST}")
     manifest = manifests.decode(found.read_bytes())
-    assert not list(room.glob("own/config.json"))
+    assert (room / form / "config.json").exists() == (form != "own")
     loading = {
         "load_format": "shardboot",
         "model_loader_extra_config": {"manifest": manifest.digest},
     }
-    source = lab.engine(room / "own", "source")
-    served = lab.engine(found.parent, "served", **loading)
+    source = lab.engine(room / form, f"{form}-source")
+    served = lab.engine(found.parent, f"{form}-served", **loading)
     # With the other tokenizer that lies there, the very prompts would be other tokens.
     assert served.tokens == source.tokens
     assert served.state == source.state
