@@ -115,6 +115,7 @@ def _run_child(order: Order, staging: Staging) -> None:
             [order.engine.interpreter, "-P", "-m", SAVE_MODULE],
             {
                 "words": list(order.words),
+                "key": order.subject.key.to_json(),
                 "staging": str(staging.path),
                 "size_per_file": settings.size_per_file,
                 "file_mode": settings.file_mode,

@@ -30,6 +30,7 @@ from entrypoint.vllm_plugin import compat, engine, program, resolve, resolved_en
 def save(request: Mapping[str, Any]) -> program.Answer:
     """Save the model that the words name; return the answer, with the key by vLLM's own reading.
 
+    Nothing is saved where that is not the key in the request, if it names one.
     Raises: RejectedError, SaveError when the model cannot be saved; whatever vLLM raises when it
     fails.
     """
@@ -40,6 +41,10 @@ def save(request: Mapping[str, Any]) -> program.Answer:
     asker, args = parse(request["words"])
     plain = asker.config(argparse.Namespace(**vars(args)))
     key = resolved_key.key(plain, resolved_engine.engine(asker.serve), environ)
+    wanted = request.get("key", key)
+    if any(wanted.get(name) != value for name, value in key.items()):
+        # Loading and writing the model would take its time, and come to nothing.
+        return {"status": "ok", "seconds": 0.0, "bytes": 0, "key": key}
     settings = {
         "staging": str(staging),
         "size_per_file": int(request["size_per_file"]),

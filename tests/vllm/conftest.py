@@ -166,16 +166,26 @@ class Lab:
         return Told(answers or [], state, said, done=result.exists())
 
     def save(
-        self, model: Path, staging: Path, *, tp: int = 1, pp: int = 1, words: tuple[str, ...] = ()
+        self,
+        model: Path,
+        staging: Path,
+        *,
+        tp: int = 1,
+        pp: int = 1,
+        words: tuple[str, ...] = (),
+        **more: Any,
     ) -> dict[str, Any]:
-        """Save `model` to `staging` through the save child; return its answer."""
+        """Save `model` to `staging` through the save child; return its answer.
+
+        `more` goes into its request.
+        """
         staging.mkdir()
         request = {
             "words": [str(model), *WORDS, "-tp", str(tp), "-pp", str(pp), *words],
             "staging": str(staging),
             "size_per_file": 1_500_000,
             "file_mode": FILE_MODE,
-        }
+        } | more
         answer = ask([*PYTHON_M, "entrypoint.vllm_plugin.save"], request, tp * pp)
         self.keys[staging] = answer.get("key", {})
         return answer
