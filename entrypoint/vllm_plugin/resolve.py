@@ -35,6 +35,21 @@ class RejectedError(Exception):
     """vLLM does not accept the user's words; the message is vLLM's own, in one line."""
 
 
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RejectedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What vLLM, and the libraries that read configs and tokenizers for it, give up with."""
+
+
 class Asker:
     """vLLM's own `serve` parser, built as its command line builds it, plugins loaded."""
 
@@ -151,7 +166,8 @@ def _reread(asker: Asker, args: argparse.Namespace, config: Any) -> tuple[list[s
             return [], "", False
         files, copies = _by_path(room / "files.py"), _beside("resolved_copy")
         pinned, doubt = copies.reread(asker.config, args, config, str(directory), files)
-    except Exception as error:  # noqa: BLE001 - the model itself was read, so that it can be served
+    except FAILURES as error:
+        # The model itself was read, so that it can be served.
         return [], f"vLLM cannot read a checkpoint's files: {_last_line(str(error))}", True
     return pinned, doubt, False
 
