@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -18,6 +19,9 @@ HUNG_SECONDS: Final = 30.0
 """Whoever is silent for so long hangs: a cold network takes seconds for an answer, not more."""
 
 _SIGN_SECONDS: Final = 0.05
+
+NAME: Final = "shardboot-look"
+"""What the list of processes shows of who looks; the kernel keeps 15 characters."""
 
 Alive = Callable[[], None]
 
@@ -38,8 +42,8 @@ def while_alive(silence: float, look: Callable[[Alive], Json]) -> Json:
 
     It may take as long as it likes while no two calls of what it is given lie `silence` seconds
     apart: many files are no hung mount. A child that hangs in the kernel is left behind: nobody
-    can end or reap it before its mount answers. It keeps nothing of ours open. `look` must not
-    return None, nor need a descriptor.
+    can end or reap it before its mount answers. It keeps nothing of ours open, and is called as
+    `NAME` says. `look` must not return None, nor need a descriptor.
     Raises: OSError where no process is to be had; ChildProcessError when it dies.
     """
     reader, writer = os.pipe()
@@ -90,10 +94,16 @@ def _report(writer: int, look: Callable[[Alive], Json]) -> NoReturn:
     """In the child: send what was found and end, without anything of the parent's exit."""
     try:
         _close_all_but(writer)
+        _take_name()
         data = json.dumps(look(_Signs(writer))).encode()
         _write(writer, data)
     finally:
         os._exit(0)
+
+
+def _take_name() -> None:
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
+        comm.write(NAME)
 
 
 class _Signs:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from entrypoint.model import bounded
 from entrypoint.state import process
 
 PROC: Final = Path("/proc")
@@ -85,6 +86,16 @@ def is_engine(pid: int) -> bool:
     """
     with suppress(OSError):
         return (PROC / str(pid) / "cmdline").read_bytes().startswith(ENGINE)
+    return False
+
+
+def is_look(pid: int) -> bool:
+    """Tell whether a process only looks at a file system, and so holds nothing of a server's.
+
+    Where that does not answer, not even SIGKILL ends it.
+    """
+    with suppress(OSError):
+        return (PROC / str(pid) / "comm").read_text(errors="replace").strip() == bounded.NAME
     return False
 
 

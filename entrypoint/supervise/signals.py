@@ -45,6 +45,19 @@ class Signals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self.numbers)
         return pid
 
+    def fork_with_pipe(self) -> tuple[int, int]:
+        """As `fork`; return its end of a pipe from there to here as well. Raises: OSError."""
+        hears, tells = os.pipe2(os.O_CLOEXEC)
+        pid = -1
+        try:
+            pid = self.fork()
+        finally:
+            if pid:
+                os.close(tells)
+            if pid <= 0:
+                os.close(hears)
+        return pid, hears if pid else tells
+
 
 def _wake(_number: int, _frame: FrameType | None) -> None:
     """Do nothing: the descriptor tells it all."""

@@ -99,10 +99,13 @@ class Spare:
             else:
                 self._lose(why)
 
-    def judge(self, end: End, *, is_stopping: bool) -> None:
-        """Trust it once one of its servers has served; not if the first one ends before that."""
+    def judge(self, end: End, *, is_told: bool) -> None:
+        """Trust it once one of its servers has served; not if the first one ends before that.
+
+        One that was told to is no failure.
+        """
         self.is_proved = self.is_proved or end.served is not None
-        if not self.is_proved and not is_stopping:
+        if not self.is_proved and not is_told:
             self.distrusted = "its first server died before it served"
 
     def learn_later(self) -> None:

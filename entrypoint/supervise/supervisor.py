@@ -85,24 +85,12 @@ class Supervisor:
         is_said = False
         while True:
             try:
-                return self._forked()
+                return self.signals.fork_with_pipe()
             except OSError as error:
                 if not is_said:
                     self.log.line("server.unborn", f"no process is to be had: {error.strerror}")
                 is_said = True
                 self._sleep(FORK_SECONDS, "restarting: no process is to be had")
-
-    def _forked(self) -> tuple[int, int]:
-        hears, tells = os.pipe2(os.O_CLOEXEC)
-        pid = -1
-        try:
-            pid = self.signals.fork()
-        finally:
-            if pid:
-                os.close(tells)
-            if pid <= 0:
-                os.close(hears)
-        return pid, hears if pid else tells
 
     def _as_boot(self, boot: Boot, tells: int) -> Boot:
         """In the fork: be as a boot without a supervisor, but for where vLLM will run."""
@@ -117,15 +105,16 @@ class Supervisor:
         server = Watched(boot, pid, hears, self.first.environ, self.settings.hang_timeout)
         self.ended.clear()
         self.killing_at = self.spare.learning_at = math.inf
-        while server.pid not in self.ended:
+        while server.pid not in self.ended and not server.cause:
             try:
                 self._turn(server)
             except OSError as error:
                 self._stumble(error)
         self._clear(server)
-        end = server.end(os.waitstatus_to_exitcode(self.ended[server.pid]))
+        status = self.ended.get(server.pid, signal.SIGKILL)
+        end = server.end(os.waitstatus_to_exitcode(status))
         if server.is_fork:
-            self.spare.judge(end, is_stopping=bool(self.stopping))
+            self.spare.judge(end, is_told=self.is_told)
         return end
 
     def _turn(self, server: Watched) -> None:
@@ -200,7 +189,10 @@ class Supervisor:
         return offspring.of(self.this.pid, self.spare.pids | self.spared.keys())
 
     def _kill(self, server: Watched, *, spares_trackers: bool) -> list[int]:
-        """Kill the server with all its processes; return who is left, itself if nobody can tell."""
+        """Kill the server with all its processes; return for whom to wait.
+
+        That is itself if nobody can tell.
+        """
         try:
             left = self._left()
         except OSError as error:
@@ -209,10 +201,13 @@ class Supervisor:
             self._stumble(error)
             return [server.pid]
         server.kill(left, spares_trackers=spares_trackers)
-        return left
+        return [pid for pid in left if not offspring.is_look(pid)]
 
     def _clear(self, server: Watched) -> None:
-        """End what is left of a server, and wait until its memory and its port are free."""
+        """End what is left of a server, and wait until its memory and its port are free.
+
+        For what not even SIGKILL ends somebody who wants us to end need not wait as well.
+        """
         said_at = time.monotonic() + CLEAR_SECONDS
         clears_until = time.monotonic() + TRACKER_SECONDS
         while left := self._kill(server, spares_trackers=time.monotonic() < clears_until):
@@ -222,6 +217,8 @@ class Supervisor:
             if time.monotonic() > said_at:
                 said_at = math.inf
                 self.log.line("server.stuck", f"SIGKILL has not ended {left}: waiting for them")
+            if self.stopping and said_at == math.inf:
+                break
         self._reap()
         server.clear()
 

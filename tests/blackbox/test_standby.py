@@ -78,6 +78,9 @@ def test_hup_stops_the_server_and_starts_the_next_one(saved: House) -> None:
         assert is_gone(first)
         assert not is_gone(second)
         assert ends(saved) == [signal.SIGTERM]
+        # That the first one never served is no fault of the standby.
+        assert server_of(saved)["signals"] == {}
+        assert saved.calls == ["standby", "serve", "serve"]
 
 
 @pytest.mark.parametrize("orphan", ["in its group", "in a session of its own"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import uuid
@@ -27,6 +28,8 @@ from blackbox.standing_by import (
     wait_for_server,
 )
 from blackbox.watching import health
+
+from entrypoint.model import bounded
 
 IMPATIENT: Final = (
     f"from entrypoint.supervise import supervisor; supervisor.BUSY_SECONDS = 0.1; {LAUNCH}"
@@ -269,6 +272,31 @@ def test_what_not_even_sigkill_ends_is_waited_for_and_told(saved: House) -> None
             assert f"SIGKILL has not ended [{orphan}]" in wait_for_line(process, "server.stuck")
             assert saved.calls == ["standby", "serve"]
         wait_for_server(saved)
+
+
+def test_who_looks_at_a_mount_that_does_not_answer_is_not_waited_for(saved: House) -> None:
+    look = saved.bin / bounded.NAME
+    shutil.copy("/bin/sleep", look)
+    saved.rules(serve=ANSWERS | {"orphan": True, "orphan_runs": str(look)})
+    with supervised(saved):
+        server = wait_for_server(saved)
+        with frozen(int((saved.root / "orphan").read_text())):
+            os.kill(server, signal.SIGKILL)
+            assert wait_for_server(saved) != server
+
+
+@pytest.mark.parametrize("stuck", ["the server", "what it left"])
+def test_told_to_stop_it_does_not_wait_for_what_not_even_sigkill_ends(
+    saved: House, stuck: str
+) -> None:
+    saved.rules(serve=ANSWERS | {"orphan": True})
+    with supervised(saved, "--stop-timeout", "0.2s") as process:
+        server = wait_for_server(saved)
+        left = int((saved.root / "orphan").read_text())
+        with frozen(server if stuck == "the server" else left):
+            process.terminate()
+            assert "SIGKILL has not ended" in wait_for_line(process, "server.stuck")
+            assert process.wait(20) == (137 if stuck == "the server" else 143)
 
 
 @contextmanager
