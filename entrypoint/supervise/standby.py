@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -84,10 +85,12 @@ class Standby:
                 self.channel.send(word)
 
     def end(self) -> None:
-        """Let it go: it ends when nobody is left to ask it."""
+        """Let it go, with what it may just be trying in forks of it: they are of its group."""
         self.channel.close()
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        # Once it was reaped, its number may be another's.
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         # Whoever supervises reaps it.
         self.process.returncode = 0
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Final
+
+from entrypoint.state import process
+from entrypoint.supervise.standby import Standby
 
 SCRIPT: Final = """
 import os, signal, types
@@ -72,3 +78,29 @@ print(made.ended)
 os.kill(server.pid, signal.SIGKILL)
 """
     assert run(script) == "{1: 0}"
+
+
+TRYING: Final = """#!/bin/sh
+sleep 1000 &
+echo $! >{tried}.new
+mv {tried}.new {tried}
+wait
+"""
+
+
+def test_a_standby_is_let_go_with_all_that_it_tries(tmp_path: Path) -> None:
+    program, tried = tmp_path / "python", tmp_path / "tried"
+    program.write_text(TRYING.format(tried=tried))
+    program.chmod(0o755)
+    standby = Standby(str(program), os.environ, tmp_path, "auto")
+    while not tried.exists():
+        time.sleep(0.01)
+    pid = int(tried.read_text())
+    start = process.started(pid)
+    assert process.is_alive(pid, start)
+    standby.end()
+    deadline = time.monotonic() + 10
+    while process.is_alive(pid, start) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not process.is_alive(pid, start)
+    os.waitpid(standby.process.pid, 0)
