@@ -44,9 +44,11 @@ def _forget_oldest(directory: Path) -> None:
 
 def told(root: Path) -> list[dict[str, Json]]:
     """Return a line as the ledger's, `stopped`, for every boot whose server was told to stop."""
-    try:
-        with os.scandir(below(root, "stops")) as files:
-            names = [file.name for file in files if file.stat().st_size > 0]
-    except OSError:
-        return []
+    names = list[str]()
+    with contextlib.suppress(OSError), os.scandir(below(root, "stops")) as files:
+        for file in files:
+            # Another boot may have it forgotten meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                if file.stat().st_size > 0:
+                    names.append(file.name)
     return [{"boot": name, "event": "stopped"} for name in names]

@@ -187,3 +187,12 @@ def test_notes_need_no_state_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert stops.open_note(tmp_path / "file", "b") is None
     assert stops.told(tmp_path / "file") == []
+
+
+def test_one_that_is_forgotten_meanwhile_costs_no_other_note(tmp_path: Path) -> None:
+    (tmp_path / "stops").mkdir()
+    (tmp_path / "stops" / "b1").write_text("told")
+    # As of a file that is deleted once it was listed.
+    (tmp_path / "stops" / "b0").symlink_to("nowhere")
+    (tmp_path / "stops" / "b2").symlink_to("nowhere")
+    assert stops.told(tmp_path) == TOLD
