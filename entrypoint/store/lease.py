@@ -41,6 +41,7 @@ _WATCHED: Final = 8
 """So many more than those whose turn it is are watched: not all, where hundreds wait."""
 _TRIES: Final = 4
 _MOST_NAMES: Final = 10_000
+_TICKET_BYTES: Final = 256
 _TICKET: Final = re.compile(r"(\d{6,9})\.([\w-]{0,40})\.(\d{1,10})\.([0-9a-f]{8})", re.ASCII)
 
 Found = TypeVar("Found")
@@ -178,8 +179,17 @@ class Ticket:
 
     def _require_an_answer(self) -> None:
         """Look at the store in a child first: its mount may hang. Raises: OSError."""
-        if within(_ANSWER_SECONDS, lambda: os.path.isdir(self._root)) is None:
+        if within(_ANSWER_SECONDS, self._look) is None:
             raise OSError(errno.ETIMEDOUT, "the store does not answer")
+
+    def _look(self) -> bool:
+        """Look as is about to be done; whoever may not, or finds nothing, has had an answer."""
+        with contextlib.suppress(OSError, ValueError):
+            os.listdir(self.directory)
+            # What else was looked at lately the kernel tells by itself, as NFS does for a minute
+            # after its server has died; to open a file it must ask.
+            read_bounded(self.directory / self._place.name, _TICKET_BYTES)
+        return os.path.isdir(self._root)
 
     def _line_up(self) -> None:
         tree.make_hidden(self._root, LEASES, self._modes[0])
@@ -258,7 +268,7 @@ class Ticket:
         if now < looked + self._pace.beat:
             return False
         try:
-            content = read_bounded(self.directory / place.name, 256)
+            content = read_bounded(self.directory / place.name, _TICKET_BYTES)
         except FileNotFoundError:
             return True
         except (OSError, ValueError):

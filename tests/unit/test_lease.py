@@ -95,6 +95,26 @@ def test_a_store_that_does_not_answer_is_not_waited_for(
     assert "does not answer" in said[0]
 
 
+def test_a_store_that_falls_silent_under_a_waiter_ends_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def falls_silent(*_: object) -> bytes:
+        # Seen by a child alone: a waiter would be held for ever.
+        assert os.getpid() != me
+        time.sleep(1000)
+        raise AssertionError
+
+    me = os.getpid()
+    plant(tmp_path, "000001.other.7.00000000")
+    monkeypatch.setattr(lease, "_ANSWER_SECONDS", 0.2)
+    with lease.queue(tmp_path, WHAT, pace=pace()) as ticket:
+        monkeypatch.setattr(lease, "read_bounded", falls_silent)
+        said: list[str] = []
+        assert ticket.wait(1, BOUND, on_wait=said.append) == Waited[None]("without")
+        monkeypatch.undo()
+    assert "does not answer" in said[0]
+
+
 def test_one_who_is_alone_has_its_turn_and_leaves_nothing(tmp_path: Path) -> None:
     before = threading.active_count()
     with lease.queue(tmp_path, WHAT, pace=pace()) as ticket:
