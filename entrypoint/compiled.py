@@ -9,16 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from entrypoint.assess import Boot
 from entrypoint.caches import place
+from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import NotFoundError, ShardbootError
+from entrypoint.model.bounded import Alive, while_alive
 from entrypoint.plan import Action
 from entrypoint.state import process
 from entrypoint.state.attempts import CACHES_RENEWED, Entry, distrust, has_served
 from entrypoint.state.ledger import Ledger
 from entrypoint.store.base import CheckpointStore
+from entrypoint.store.directory import DirectoryStore
 
 
 def place_for(boot: Boot, checkpoint: str) -> Path | None:
@@ -87,21 +91,42 @@ def publish(boot: Boot, store: CheckpointStore, local: Path, manifest: Manifest,
 def fetch(boot: Boot, store: CheckpointStore, local: Path, manifest: Manifest) -> None:
     """Fetch what the shared store has beside `manifest`, which was copied to `local`, if trusted.
 
-    Not where caches are already. What goes wrong is said, and costs nothing else.
+    Not where caches are already. What goes wrong is said, and costs nothing else; a file system
+    that falls silent is not waited for.
     """
-    from entrypoint.caches import exchange, shelf  # noqa: PLC0415 - a hit fetches none
-
     settings = boot.settings
     where = place_for(boot, str(local)) if settings.trust_caches else None
-    if where is None or where.exists():
+    if where is None or os.path.lexists(where):
         return
-    wanted = exchange.Wanted(manifest.name, manifest.key.digest, str(local))
-    most, reserve = settings.cache_bytes, settings.reserve_bytes
+    from entrypoint.store.transfer import SILENCE_SECONDS  # noqa: PLC0415 - a hit fetches none
+
+    def in_words(alive: Alive) -> Json:
+        return _fetch(boot, store, local, manifest, where, alive)
+
+    # The client of object stores has its own bounds.
+    is_distant = isinstance(store, DirectoryStore)
     try:
-        done = exchange.fetch(where, wanted, shelf.shelf_of(store), most, reserve)
+        told = while_alive(SILENCE_SECONDS, in_words) if is_distant else in_words(lambda: None)
+    except OSError as error:
+        told = ["caches.unfetched", str(error)]
+    late = ["caches.unfetched", f"{store.where} did not answer within {SILENCE_SECONDS:.0f} s"]
+    event, text = cast("list[str]", told or late)
+    if event:
+        boot.log.line(event, f"{manifest.name}: vLLM's caches: {text}")
+
+
+def _fetch(
+    boot: Boot, store: CheckpointStore, local: Path, manifest: Manifest, where: Path, alive: Alive
+) -> Json:
+    """Fetch; return what to say of it, "" for nothing where there are none."""
+    from entrypoint.caches import exchange, shelf  # noqa: PLC0415 - a hit fetches none
+
+    wanted = exchange.Wanted(manifest.name, manifest.key.digest, str(local))
+    most, reserve = boot.settings.cache_bytes, boot.settings.reserve_bytes
+    try:
+        done = exchange.fetch(where, wanted, shelf.shelf_of(store), most, reserve, alive)
     except NotFoundError:
-        return
+        return ["", ""]
     except ShardbootError as error:
-        boot.log.line("caches.unfetched", f"{manifest.name}: vLLM's caches: {error}")
-        return
-    boot.log.line("caches.fetched", f"{manifest.name}: vLLM's caches: {done}")
+        return ["caches.unfetched", str(error)]
+    return ["caches.fetched", done]

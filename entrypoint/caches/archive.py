@@ -19,6 +19,7 @@ from blake3 import blake3
 from entrypoint.checkpoint.digest import PIECE_BYTES
 from entrypoint.checkpoint.entry import check_path
 from entrypoint.errors import DamagedError, ManifestError, SpaceError
+from entrypoint.model.bounded import Alive
 from entrypoint.store import tree
 from entrypoint.store.staging import Staging
 
@@ -86,15 +87,19 @@ def _files(place: Path) -> Iterator[str]:
             yield path
 
 
-def unpack(archive: Path, staging: Staging, entries: int, unpacked: int) -> None:
+def unpack(
+    archive: Path, staging: Staging, entries: int, unpacked: int, alive: Alive = lambda: None
+) -> None:
     """Write the files of an archive into `staging`: just so many, of so many bytes together.
 
+    `alive` is called for each.
     Raises: DamagedError for anything that `pack` would not have made; StagingError; SpaceError.
     """
     count = size = 0
     try:
         with staging.writing(archive.name), tarfile.open(archive, mode="r:") as tar:
             for info in tar:
+                alive()
                 count, size = count + 1, size + info.size
                 if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
                     raise DamagedError(f"{info.name[:120]!r}: no regular file")

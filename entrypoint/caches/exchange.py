@@ -28,6 +28,7 @@ from entrypoint.errors import (
     NotFoundError,
     StagingError,
 )
+from entrypoint.model.bounded import Alive
 from entrypoint.store import space, staging, tree, writeback
 
 FILE_MODE = 0o600
@@ -96,10 +97,18 @@ def _pieces(file: IO[bytes]) -> Generator[memoryview]:
         yield memoryview(piece)
 
 
-def fetch(place: Path, wanted: Wanted, shelf: Shelf, most_bytes: int, reserve: int) -> str:
+def fetch(
+    place: Path,
+    wanted: Wanted,
+    shelf: Shelf,
+    most_bytes: int,
+    reserve: int,
+    alive: Alive = lambda: None,
+) -> str:
     """Make `place` from what a shelf has for just this; return in words what came of it.
 
-    It appears whole or not at all, and never where something is. On error nothing stays.
+    It appears whole or not at all, and never where something is. On error nothing stays. `alive` is
+    called with every piece.
     Raises: NotFoundError where the shelf has none; KeyMismatchError where they are for something
     else; ManifestError and DamagedError for what is not what it must be; SpaceError; StagingError;
     StoreError.
@@ -116,8 +125,8 @@ def fetch(place: Path, wanted: Wanted, shelf: Shelf, most_bytes: int, reserve: i
         raise StagingError(f"{root}: {error.strerror}") from None
     space.require_room(root, label.size + label.unpacked, space.Limits(reserve))
     with staging.begin(root, place.name, dir_mode=MODE, file_mode=FILE_MODE) as built:
-        _copy(shelf, label, built)
-        archive.unpack(built.path / ARCHIVE, built, label.entries, label.unpacked)
+        _copy(shelf, label, built, alive)
+        archive.unpack(built.path / ARCHIVE, built, label.entries, label.unpacked, alive)
         with built.writing(CHECKPOINT):
             (built.path / ARCHIVE).unlink()
         built.write_file(CHECKPOINT, os.fsencode(wanted.path))
@@ -140,11 +149,12 @@ def _require(label: Label, wanted: Wanted, place: Path) -> None:
             raise KeyMismatchError(f"{field}: expected {want}, found {found}")
 
 
-def _copy(shelf: Shelf, label: Label, built: staging.Staging) -> None:
+def _copy(shelf: Shelf, label: Label, built: staging.Staging, alive: Alive) -> None:
     """Write the archive into staging. Raises: DamagedError unless it is what the label says."""
     hasher, size = blake3(), 0
     with open(built.create(ARCHIVE), "wb", buffering=0) as file:
         for piece in shelf.stream(label.archive, label.size):
+            alive()
             hasher.update(piece)
             size += len(piece)
             with built.writing(ARCHIVE):

@@ -72,6 +72,16 @@ if os.environ.get("HUNG_AFTER"):
 """
 
 
+SILENT_SHELF = """\
+import os, time
+if os.environ.get("SILENT_SHELF"):
+    from entrypoint.store import transfer
+    transfer.SILENCE_SECONDS = 0.5
+    from entrypoint.caches import shelf
+    shelf.read_bounded = lambda *_: time.sleep(1000)
+"""
+
+
 @dataclass(frozen=True)
 class Boot:
     """How one run of the command line ended."""
@@ -271,6 +281,10 @@ class House:
         """
         told = {"HUNG_AFTER": str(seconds), "EACH_FILE": str(each_file)}
         return self._inject(SLOW_SOURCE) | told
+
+    def silent_shelf(self) -> dict[str, str]:
+        """Return variables that make whoever looks for caches in a shared store hang."""
+        return self._inject(SILENT_SHELF) | {"SILENT_SHELF": "yes"}
 
     def _inject(self, code: str) -> dict[str, str]:
         """Return variables that have every Python run this at its start."""

@@ -153,6 +153,17 @@ def test_caches_that_are_damaged_there_cost_a_copy_nothing(house: House) -> None
     assert [path for path in (house.state / "caches").iterdir() if path.name[0] != "."] == []
 
 
+def test_a_store_that_falls_silent_over_caches_costs_a_boot_nothing_else(house: House) -> None:
+    shared = {"SHARDBOOT_SHARED": str(house.shared)}
+    compile_something(house, house.serve(), "loading", "loaded", "serving")
+    house.run("push", "--publish-caches", house.model, "-tp", 2, **shared)
+    another_node(house)
+    boot = house.serve(**shared, SHARDBOOT_TRUST_CACHES="yes", **house.silent_shelf())
+    assert boot.vllm["argv"][2].startswith(str(house.local))
+    assert "caches.unfetched" in boot.events
+    assert f"{house.shared} did not answer" in boot.stderr
+
+
 def test_gc_takes_caches_whose_checkpoint_is_gone(house: House) -> None:
     compile_something(house, house.serve(), "loading", "loaded", "serving")
     place = only_place(house)
