@@ -87,8 +87,14 @@ class Reading(threading.Thread):
         except ShardbootError as error:
             self._error = error
 
-    def result(self) -> Identity:
-        self.join()
+    def result(self, seconds: float) -> Identity:
+        """Wait for it, at most so long. Raises: SaveError, StoreError."""
+        self.join(seconds)
+        if self.is_alive():
+            msg = (
+                f"{self._subject.source.directory} was not read in time, to know which model it is"
+            )
+            raise SaveError(msg, reason="save.timeout", hint="raise --save-timeout")
         if self._error is not None:
             raise self._error
         if self._identity is None:

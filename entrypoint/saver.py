@@ -66,7 +66,8 @@ def save(order: Order, store: DirectoryStore) -> Manifest:
         reading = assembly.Reading(order.subject, order.memory)
         reading.start()
         _run_child(order, staging)
-        identity, seconds = reading.result(), time.monotonic() - started
+        identity = reading.result(max(0.0, deadline - time.monotonic()))
+        seconds = time.monotonic() - started
         manifest = assembly.assemble(order.subject, staging, identity, order.environ, seconds)
         if order.proof_needed:
             manifest = manifest._replace(proof=_prove(order, staging, manifest, deadline))
