@@ -2,11 +2,13 @@
 
 # No `from __future__ import annotations`: a NamedTuple compiles the text of each annotation.
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from entrypoint.engine.executable import find_program
+from entrypoint.model.bounded import within
 
 ROOMS: Final = {
     "operate": ("plan", "save", "pull", "push", "prove"),
@@ -23,6 +25,9 @@ ROOMS: Final = {
 
 MAGIC: Final = (b"#!", b"\x7fELF")
 """How what the kernel executes begins."""
+
+LOOK_SECONDS: Final = 5.0
+"""How long a path may take to tell whether it is a program; a cold network takes seconds."""
 
 NEAR: Final = 0.7
 """Of 1: `lst` is `list`, and `phi` is not `pin`."""
@@ -62,17 +67,26 @@ def _program(word: str, environ: Mapping[str, str]) -> str | None:
 
     On CIFS, or vfat, every file has an x bit.
     """
-    found = find_program(word, environ)
-    if found is None or os.path.dirname(word) == "":
-        return found
+    if not os.path.dirname(word):
+        return find_program(word, environ)
+    # Most paths are models, and a model's mount may hang: who serves it knows what to do then.
+    with contextlib.suppress(OSError):
+        if within(LOOK_SECONDS, lambda: _is_program(word)):
+            return word
+    return None
+
+
+def _is_program(path: str) -> bool:
+    if find_program(path, {}) is None:
+        return False
     try:
-        with open(found, "rb") as file:
-            return found if file.read(4).startswith(MAGIC) else None
+        with open(path, "rb") as file:
+            return file.read(4).startswith(MAGIC)
     except PermissionError:
         # What may be executed and not read is no model to anybody.
-        return found
+        return True
     except OSError:
-        return None
+        return False
 
 
 def _near(model: str) -> str:

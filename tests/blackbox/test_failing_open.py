@@ -186,6 +186,14 @@ def test_a_source_whose_mount_hangs_never_blocks_a_local_hit(house: House) -> No
     assert boot.seconds < 10
 
 
+def test_nor_does_it_block_an_image_that_is_given_the_model_alone(house: House) -> None:
+    house.serve()
+    with hung(house.model):
+        boot = house.run("enter", house.model, "-tp", 2, **house.hung_after(1))
+    assert boot.events[-2:] == ["source.hung", "local.hit"]
+    assert boot.seconds < 20
+
+
 def test_a_source_that_is_only_slow_is_not_taken_for_what_it_was(house: House) -> None:
     house.serve()
     shutil.rmtree(house.model)
