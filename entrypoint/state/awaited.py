@@ -7,6 +7,7 @@ with a file for each rank. The next load of the checkpoint is compared with it, 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -47,7 +48,7 @@ class Awaited:
 
     def waits(self, content: str, ranks: Iterable[int]) -> bool:
         """Tell whether there is something to prove the manifest with this content by, all of it."""
-        return all(self._rank(content, rank).exists() for rank in ranks)
+        return all(os.path.exists(self._rank(content, rank)) for rank in ranks)
 
     def find(self, content: str, rank: int) -> Json:
         """Return what a rank recorded; None where there is nothing."""
@@ -55,7 +56,7 @@ class Awaited:
 
     def put_off(self, content: str, boot: str) -> None:
         """Remember that this boot left open what waits, which one may do. Raises: OSError."""
-        if self._path(content).is_dir():
+        if os.path.isdir(self._path(content)):
             write_atomically(self._path(content) / _PUT_OFF, boot.encode())
 
     def was_put_off(self, content: str, boot: str) -> bool:

@@ -77,3 +77,16 @@ def test_what_waits_no_longer_is_gone_and_cannot_be_put_off(tmp_path: Path) -> N
     assert not awaited.waits(CONTENT, [0])
     assert not awaited.was_put_off(CONTENT, "b2")
     assert list((tmp_path / "awaited").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_where_nobody_may_look_nothing_waits(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    awaited = Awaited(tmp_path / "state")
+    awaited.add(CONTENT, {0: {}})
+    os.seteuid(2000)
+    try:
+        assert not awaited.waits(CONTENT, [0])
+        awaited.put_off(CONTENT, "boot")
+    finally:
+        os.seteuid(0)
