@@ -54,14 +54,16 @@ class Ledger:
                 size = os.fstat(descriptor).st_size
                 # The line that a crash tore must not swallow this one.
                 torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-                os.write(descriptor, (b"\n" if torn else b"") + canonical(entry) + b"\n")
+                line = (b"\n" if torn else b"") + canonical(entry) + b"\n"
+                # A disk that is nearly full takes a part of it.
+                is_whole = os.write(descriptor, line) == len(line)
                 if size > MAX_LEDGER_BYTES:
                     self._rotate(descriptor)
             finally:
                 os.close(descriptor)
         except OSError:
             return False
-        return True
+        return is_whole
 
     def _rotate(self, descriptor: int) -> None:
         """Begin a new file, unless another process just did so with the one that was written to."""

@@ -76,22 +76,34 @@ class Rejections:
         is_for_others = bool(asked and only) and asked not in only
         return None if lapsed or is_for_others else found
 
+    def flaw(self, digest: str, *, is_loaded: bool) -> Rejection | None:
+        """Return why no boot would serve the manifest with this digest, or None.
+
+        What did not fit one thing that vLLM was asked may fit another: where vLLM `is_loaded` with
+        it, as boots here have told, it does.
+        """
+        found = self.find(digest)
+        fits_others = is_loaded and found is not None and _asked(read_json(self._path(digest)))
+        return None if fits_others else found
+
     def add(self, digest: str, kind: str, reason: str, asked: str = "") -> bool:
         """Reject, if so told for what vLLM was `asked` alone, beside what else was.
 
         Durable when this returns True. False where nothing can be written.
         """
-        before = _asked(read_json(self._path(digest)))
-        if asked and not before and self.find(digest) is not None:
+        path, found = self._path(digest), self.find(digest)
+        # What has lapsed nobody has found of this version.
+        before = _asked(read_json(path)) if found is not None else []
+        if asked and not before and found is not None:
             return True
+        others = [each for each in before if each != asked]
         entry: dict[str, Json] = {
             "kind": kind,
             "reason": reason,
-            "asked": [*before[-MAX_ASKED + 1 :], asked] if asked else [],
+            "asked": [*others[-MAX_ASKED + 1 :], asked] if asked else [],
             "shardboot": __version__,
             "time": round(time.time(), 3),
         }
-        path = self._path(digest)
         try:
             if not path.parent.is_dir():
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -283,6 +283,34 @@ def test_what_is_rejected_for_some_words_is_so_for_these_alone(tmp_path: Path) -
     assert book.find("d", "third") == Rejection("operator", "bad")
 
 
+def test_what_has_lapsed_is_not_found_anew_by_what_another_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = Rejections(tmp_path)
+    assert book.add("d", "unfit", "why", "words")
+    monkeypatch.setattr(rejections, "__version__", "9.9.9")
+    assert book.add("d", "unfit", "why", "other words")
+    assert [book.find("d", asked) is None for asked in ("words", "other words")] == [True, False]
+
+
+def test_one_that_is_found_again_and_again_pushes_no_other_out(tmp_path: Path) -> None:
+    book = Rejections(tmp_path)
+    assert book.add("d", "unfit", "why", "words")
+    for _ in range(rejections.MAX_ASKED + 1):
+        assert book.add("d", "unfit", "why", "other words")
+    assert book.find("d", "words") is not None
+
+
+def test_what_vllm_has_loaded_is_no_worse_for_not_fitting_other_words(tmp_path: Path) -> None:
+    book = Rejections(tmp_path)
+    assert book.flaw("d", is_loaded=True) is None
+    assert book.add("d", "unfit", "why", "words")
+    assert book.flaw("d", is_loaded=True) is None
+    assert book.flaw("d", is_loaded=False) == Rejection("unfit", "why")
+    assert book.add("d", "quarantined", "it kills")
+    assert book.flaw("d", is_loaded=True) == Rejection("quarantined", "it kills")
+
+
 def test_a_rejection_that_cannot_be_read_counts(tmp_path: Path) -> None:
     book = Rejections(tmp_path)
     assert book.add("d", "operator", "why")
@@ -350,3 +378,24 @@ def test_of_many_logs_the_newest_stay(tmp_path: Path) -> None:
         pass
     kept = {f"save-{number}.log" for number in range(30 - MAX_LOGS + 1, 30)}
     assert {path.name for path in tmp_path.iterdir()} == kept | {"last.log"}
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from entrypoint.state.ledger import Ledger
+ledger = Ledger(Path(sys.argv[1]))
+assert ledger.append({"boot": "a"})
+size = ledger.path.stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, resource.RLIM_INFINITY))
+print(ledger.append({"boot": "b"}), ledger.path.stat().st_size - size)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert ledger.append({"boot": "c"})
+print(*(entry["boot"] for entry in ledger.entries()))
+"""
+
+
+def test_a_line_of_which_a_full_disk_took_a_part_is_not_kept(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FULL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False 5", "a c"]
