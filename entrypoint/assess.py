@@ -186,7 +186,7 @@ def _in_turn(local: DirectoryStore, shared: CheckpointStore | None) -> Iterator[
     yield local
     # Only now: a mount that hangs takes seconds to be known as one.
     if shared is not None:
-        yield _unwaited(shared)
+        yield unwaited(shared)
 
 
 def _situation(
@@ -238,10 +238,10 @@ def _situation(
 def _look_far(store: CheckpointStore, wanted: Wanted, memory: Memory) -> Finding:
     """Look at a shared store; where its file system hangs, nothing waits for it."""
     bounds = None if isinstance(store, DirectoryStore) else FAR
-    return look(_unwaited(store), wanted, memory, bounds)
+    return look(unwaited(store), wanted, memory, bounds)
 
 
-def _unwaited(store: CheckpointStore) -> CheckpointStore:
+def unwaited(store: CheckpointStore) -> CheckpointStore:
     """Return a store for one look that ends, whatever becomes of its file system."""
     from entrypoint.store.distant import DistantStore  # noqa: PLC0415 - a hit looks at none
 

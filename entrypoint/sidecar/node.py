@@ -42,7 +42,7 @@ class Node:
         self.before_looking_far: Callable[[], None] = lambda: None
         self._history = History(settings.state_dir)
         self._manifests = Manifests(self.local)
-        self._shared_manifests = Manifests(self.shared) if self.shared else None
+        self._shared_manifests = Manifests(self.shared, is_far=True) if self.shared else None
 
     def look(self) -> tuple[float, ...]:
         """Look at the boots of this node, and at its store. Raises: StoreError."""

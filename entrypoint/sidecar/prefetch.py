@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from entrypoint import compiled, publishing
+from entrypoint.assess import unwaited
 from entrypoint.errors import DamagedError
 from entrypoint.log import human_bytes
 from entrypoint.obstacles import unwritable
@@ -55,7 +56,7 @@ class Prefetch:
         node, source = self._node, self._node.shared
         if source is None:
             return
-        manifest = find_by_name(source, wanted.name)
+        manifest = find_by_name(unwaited(source), wanted.name)
         with ExitStack() as stack:
             if manifest.content != wanted.content or not is_alone(node, manifest, stack):
                 return

@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from entrypoint.assess import unwaited
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Unreachable
-from entrypoint.checkpoint.inspect import Stamp, stamp_of
+from entrypoint.checkpoint.inspect import Stamp
 from entrypoint.checkpoint.key import Key
-from entrypoint.checkpoint.manifest import MANIFEST, Manifest
+from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import ManifestError, NotFoundError, StoreError
 from entrypoint.state.attempts import UNUSED, Use
 from entrypoint.state.awaited import Awaited
@@ -21,6 +22,7 @@ from entrypoint.state.rejections import Rejections
 from entrypoint.store import pins
 from entrypoint.store.base import CheckpointStore
 from entrypoint.store.directory import DirectoryStore
+from entrypoint.store.distant import DistantStore
 from entrypoint.store.look import manifest_of
 from entrypoint.store.retention import family_of
 from entrypoint.store.survey import who_uses
@@ -99,10 +101,13 @@ class StoreView(NamedTuple):
 
 
 class Manifests:
-    """The manifests of one store; each is read once, for as long as its file stays the same."""
+    """The manifests of one store; each is read once, for as long as its file stays the same.
 
-    def __init__(self, store: CheckpointStore) -> None:
-        self._store = store
+    One that `is_far` is looked at as boots look at a shared store: its file system may hang.
+    """
+
+    def __init__(self, store: CheckpointStore, *, is_far: bool = False) -> None:
+        self._store, self._is_far = store, is_far
         self._known: dict[str, tuple[Stamp | None, Manifest]] = {}
         self._facts: dict[str, Seen] = {}
 
@@ -113,15 +118,22 @@ class Manifests:
         """
         before, self._known = self._known, {}
         self._facts = {name: facts for name, facts in self._facts.items() if name in before}
-        for name in self._store.names():
-            stamp = self._stamp(name)
+        store = unwaited(self._store) if self._is_far else self._store
+        names = store.names()
+        # In a bucket a name never changes.
+        stamps: list[Stamp | None] = [None] * len(names)
+        if isinstance(store, DirectoryStore):
+            stamps = store.stamps(names)
+        for name, stamp in zip(names, stamps, strict=True):
             known = before.get(name)
             try:
-                read = known[1] if known and known[0] == stamp else manifest_of(self._store, name)
+                read = known[1] if known and known[0] == stamp else manifest_of(store, name)
             except NotFoundError:
                 # Collected since it was listed.
                 continue
             except (ManifestError, StoreError) as error:
+                if isinstance(store, DistantStore) and store.is_silent:
+                    raise
                 yield name, str(error)
                 continue
             self._known[name] = stamp, read
@@ -133,15 +145,6 @@ class Manifests:
         if found is None or found.digest != manifest.digest:
             found = self._facts[manifest.name] = _facts(manifest)
         return found
-
-    def _stamp(self, name: str) -> Stamp | None:
-        """Return what tells a manifest's file from others; in a bucket a name never changes."""
-        if not isinstance(self._store, DirectoryStore):
-            return None
-        try:
-            return stamp_of(os.lstat(self._store.path(name) / MANIFEST))
-        except OSError:
-            return None
 
 
 def see_local(
@@ -159,7 +162,7 @@ def see_local(
             continue
         use = uses.get(manifest.digest, UNUSED)
         ranks = tuple(sorted(store.ranks(manifest)))
-        state, text = _rejected(manifest, memory) or _checked(store, manifest, memory)
+        state, text = _rejected(manifest, memory, use) or _checked(store, manifest, memory)
         seen = _seen(manifests.facts(manifest), manifest, ranks, memory)
         # A boot from one that waits for its proof may have served the source instead.
         awaited = Awaited(memory.root)

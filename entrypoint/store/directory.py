@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from entrypoint.checkpoint.entry import FileEntry, check_path
 from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Unreachable
 from entrypoint.checkpoint.foreign import read_bounded
-from entrypoint.checkpoint.inspect import nobody_waits, ranks_in
+from entrypoint.checkpoint.inspect import Stamp, nobody_waits, ranks_in, stamp_of
 from entrypoint.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from entrypoint.errors import ManifestError, NotFoundError, StoreError
 from entrypoint.state.memory import Memory
@@ -18,7 +18,7 @@ from entrypoint.store import look, tree
 from entrypoint.store.tree import DIR_MODE, FILE_MODE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator
+    from collections.abc import Callable, Collection, Generator, Iterable
 
     from entrypoint.store.staging import Staging
 
@@ -76,6 +76,22 @@ class DirectoryStore:
                 return []
             raise StoreError(f"{self.root}: {error.strerror}") from error
         return [name for _, name in sorted(found)]
+
+    def stamps(
+        self, names: Iterable[str], alive: Callable[[], None] = nobody_waits
+    ) -> list[Stamp | None]:
+        """Return what tells each one's manifest from another file; None where there is none.
+
+        `alive` is called for each.
+        """
+        found: list[Stamp | None] = []
+        for name in names:
+            alive()
+            try:
+                found.append(stamp_of(os.lstat(self.path(name) / MANIFEST)))
+            except OSError:
+                found.append(None)
+        return found
 
     def path(self, name: str) -> Path:
         """Return the directory of a checkpoint."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, cast
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.checkpoint.finding import Absent, Complete, Damaged, Unreachable
+from entrypoint.checkpoint.inspect import Stamp
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.errors import ManifestError, NotFoundError, StoreError
 from entrypoint.model.bounded import Alive, while_alive
@@ -30,17 +31,33 @@ class DistantStore(DirectoryStore):
     """
 
     _silent = ""
+    """What is said of it, once it has fallen silent."""
 
     @classmethod
     def of(cls, store: DirectoryStore) -> DistantStore:
         """Return the same store, for one look."""
         return cls(store.root, store.dir_mode, store.file_mode)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether a look has had no answer."""
+        return bool(self._silent)
+
     def names(self, alive: Alive | None = None) -> list[str]:  # noqa: ARG002 - it is heard here
         """Return all published names, newest manifest first. Raises: StoreError."""
         look = super().names
         found = self._ask(LOOK_SECONDS, lambda alive: cast("list[Json]", look(alive)))
         return cast("list[str]", found)
+
+    def stamps(self, names: Iterable[str], alive: Alive | None = None) -> list[Stamp | None]:  # noqa: ARG002 - it is heard here
+        """Return what tells each one's manifest from another file; None where there is none.
+
+        Raises: StoreError.
+        """
+        look, names = super().stamps, list(names)
+        found = self._ask(LOOK_SECONDS, lambda alive: cast("list[Json]", look(names, alive)))
+        stamps = cast("list[list[int] | None]", found)
+        return [None if stamp is None else cast("Stamp", tuple(stamp)) for stamp in stamps]
 
     def read_manifest(self, name: str) -> bytes:
         """Return the bytes of a checkpoint's manifest, unchecked.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from entrypoint.sidecar.loop import Job
 from entrypoint.sidecar.node import Node, now
 from entrypoint.sidecar.view import (
     COMPLETE,
+    REJECTED,
     Manifests,
     see_local,
 )
@@ -28,6 +31,8 @@ from entrypoint.state.attempts import Use
 from entrypoint.state.awaited import Awaited
 from entrypoint.state.memory import Memory
 from entrypoint.state.proofs import Proofs
+from entrypoint.state.rejections import Rejections
+from entrypoint.store import directory, distant
 from entrypoint.store.directory import DirectoryStore
 
 YEAR = 365 * 86400.0
@@ -308,3 +313,36 @@ def test_what_cannot_be_read_now_is_not_damaged_and_does_not_count_as_read(
     assert [each.state for each in node.seen("local")] == [COMPLETE]
     assert list(job.run()) == []
     assert node.sight.scrubbed == 0.0
+
+
+@pytest.mark.parametrize("where", ["_written", "stamp_of", "read_bounded"])
+def test_a_shared_store_that_falls_silent_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def hang(*_: object) -> None:
+        # In a child alone: all jobs would wait for it.
+        assert os.getpid() != me
+        time.sleep(1000)
+
+    me = os.getpid()
+    for name in ("a", "b"):
+        make_checkpoint(tmp_path / "shared", key=make_key(vllm=name), name=name)
+    flags = {name: str(tmp_path / name) for name in ("local_dir", "state_dir", "shared")}
+    node = Node(resolve(flags, {}), {}, Log("sidecar"))
+    monkeypatch.setattr(distant, "LOOK_SECONDS", 0.3)
+    with monkeypatch.context() as silent:
+        silent.setattr(directory, where, hang)
+        with pytest.raises(StoreError, match="did not answer"):
+            node.look_far()
+    assert node.seen("shared") == ()
+    node.look_far()
+    assert [each.state for each in node.seen("shared")] == [COMPLETE, COMPLETE]
+
+
+def test_what_others_words_do_not_fit_is_sound_where_vllm_has_loaded_it(tmp_path: Path) -> None:
+    manifest = make_checkpoint(tmp_path / "store")
+    store, memory = DirectoryStore(tmp_path / "store"), Memory(tmp_path / "state")
+    assert Rejections(memory.root).add(manifest.content, "unfit", "other shapes", "other words")
+    for use, state in ((Use(served=1.0), REJECTED), (Use(served=1.0, loaded=True), COMPLETE)):
+        seen = see_local(store, Manifests(store), memory, {manifest.digest: use}).seen
+        assert [each.state for each in seen] == [state]
