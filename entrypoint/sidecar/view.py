@@ -222,8 +222,8 @@ def _facts(manifest: Manifest) -> Seen:
     )
 
 
-def _rejected(manifest: Manifest, memory: Memory) -> tuple[str, str] | None:
-    found = Rejections(memory.root).find(manifest.content)
+def _rejected(manifest: Manifest, memory: Memory, use: Use = UNUSED) -> tuple[str, str] | None:
+    found = Rejections(memory.root).flaw(manifest.content, is_loaded=use.loaded)
     return None if found is None else (REJECTED, f"{found.kind}: {found.reason}")
 
 

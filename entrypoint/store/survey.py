@@ -56,13 +56,13 @@ def _look_at(directory: Path, state: Path, known: Mapping[str, Use]) -> Candidat
         size = space.bytes_of(directory)
         manifest = read_manifest(directory)
         stray = _stray(directory, manifest)
-        flaw = _flaw(directory, manifest, state)
+        use = known.get(manifest.digest, UNUSED)
+        flaw = _flaw(directory, manifest, state, use)
     except FileNotFoundError:
         # Taken away since it was listed.
         return None
     except (OSError, ManifestError) as error:
         return Candidate(directory.name, 0, "", "", 0.0, 0.0, foreign=f"cannot be read: {error}")
-    use = known.get(manifest.digest, UNUSED)
     in_use, unknown = who_uses(directory, use)
     return Candidate(
         name=directory.name,
@@ -84,9 +84,9 @@ def _stray(directory: Path, manifest: Manifest) -> str:
     return min((path for path, _ in tree.files_beneath(directory) if path not in own), default="")
 
 
-def _flaw(directory: Path, manifest: Manifest, state: Path) -> str:
+def _flaw(directory: Path, manifest: Manifest, state: Path, use: Use) -> str:
     """Return why no boot would serve it, or "". Raises: OSError."""
-    rejection = Rejections(state).find(manifest.content)
+    rejection = Rejections(state).flaw(manifest.content, is_loaded=use.loaded)
     if rejection is not None:
         return rejection.kind
     match check(directory, manifest, Memory(state), ranks_in(directory, manifest)):

@@ -206,6 +206,17 @@ def test_the_newest_that_is_damaged_or_rejected_does_not_cost_the_one_before(
     assert store.names() == ["of-0.31", "of-0.30"]
 
 
+def test_what_does_not_fit_other_words_is_sound_where_vllm_has_loaded_it(
+    store: DirectoryStore, state: Path, releases: list[Manifest]
+) -> None:
+    newest = releases[2]
+    serve(state, newest, pid=1 << 21)
+    assert Rejections(state).add(newest.content, "unfit", "other shapes", "other words")
+    assert reasons(run(store, state, dry_run=True))[newest.name] == "rejected"
+    Ledger(state).append({"boot": "b", "event": "loaded"})
+    assert reasons(run(store, state))[newest.name] == "newest"
+
+
 def test_what_only_some_ranks_hold_is_complete_for_them(store: DirectoryStore, state: Path) -> None:
     part = add(store, "0.40", days=3, ranks=[1])
     done = run(store, state)
