@@ -17,8 +17,9 @@ class Candidate(NamedTuple):
     """One checkpoint, as far as it matters here. Times are seconds since 1970, sizes bytes.
 
     `used` is when it was made or last served, whichever is later; `loaded`, whether vLLM is known
-    to have loaded it. `flaw` says why no boot would serve it, `running` who uses it, `foreign` why
-    it is not ours to touch; "" where that is not so.
+    to have loaded it. `maker` is the vLLM that it is for, and our format. `flaw` says why no boot
+    would serve it, `running` who uses it, `foreign` why it is not ours to touch; "" where that is
+    not so.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Candidate(NamedTuple):
     made: float
     used: float
     loaded: bool = False
+    maker: tuple[str, int] = ("", 0)
     pinned: bool = False
     running: str = ""
     flaw: str = ""
@@ -109,9 +111,19 @@ def _on_sound(
         return False, "newest", "the newest of its model and layout"
     if now - newest.made < rules.settle:
         return False, "standby", f"{newest.name} is there for less than {duration(rules.settle)}"
-    if one == next((c for c in sound if c.loaded), None):
+    loaded = next((c for c in sound if c.loaded), None)
+    if one == loaded:
         return False, "loaded", f"the newest that vLLM has loaded; {newest.name} is untried"
+    if loaded and one.made > loaded.made and one == _first_of(one.maker, loaded.maker, sound):
+        return False, "waiting", f"for vLLM {one.maker[0]} nothing newer is there"
     return True, "superseded", f"{newest.name} is newer"
+
+
+def _first_of(
+    maker: tuple[str, int], today: tuple[str, int], sound: Sequence[Candidate]
+) -> Candidate:
+    """Return the newest for the vLLM of today, or for others: an upgrade's has no rival here."""
+    return next(c for c in sound if (c.maker == today) == (maker == today))
 
 
 def duration(seconds: float) -> str:

@@ -72,6 +72,7 @@ def _look_at(directory: Path, state: Path, known: Mapping[str, Use]) -> Candidat
         made=made,
         used=max(made, use.served),
         loaded=use.loaded,
+        maker=(manifest.key.vllm, manifest.key.format),
         running=in_use,
         flaw=flaw,
         foreign=f"it holds {stray}, which is none of its files" if stray else unknown,

@@ -24,6 +24,7 @@ def old(name: str, days: float = 10, **facts: Any) -> Candidate:
 
 
 NEW = old("new", days=1)
+BEFORE, TODAY, NEXT = ((version, 1) for version in ("0.31", "0.32", "0.33"))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,33 @@ NEW = old("new", days=1)
             [NEW._replace(loaded=True), old("a", loaded=True)],
             {"a": "superseded"},
             id="the newest has loaded",
+        ),
+        pytest.param(
+            [
+                NEW._replace(maker=NEXT),
+                old("a", days=2, maker=TODAY),
+                old("b", days=3, maker=TODAY),
+                old("c", days=4, maker=TODAY, loaded=True),
+                old("d", days=5, maker=BEFORE),
+            ],
+            {
+                "new": "newest",
+                "a": "waiting",
+                "b": "superseded",
+                "c": "loaded",
+                "d": "superseded",
+            },
+            id="what an upgrade will want does not cost what today's vLLM will",
+        ),
+        pytest.param(
+            [
+                NEW._replace(maker=TODAY),
+                old("a", days=2, maker=NEXT),
+                old("b", days=3, maker=NEXT),
+                old("c", days=4, maker=TODAY, loaded=True),
+            ],
+            {"new": "newest", "a": "waiting", "b": "superseded", "c": "loaded"},
+            id="nor the other way round",
         ),
         pytest.param(
             [NEW._replace(flaw="damaged"), old("a"), old("b", days=20)],
