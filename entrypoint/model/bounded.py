@@ -20,7 +20,7 @@ HUNG_SECONDS: Final = 30.0
 
 _SIGN_SECONDS: Final = 0.05
 
-NAME: Final = "shardboot-look"
+NAME: Final = b"shardboot-look"
 """What the list of processes shows of who looks; the kernel keeps 15 characters."""
 
 Alive = Callable[[], None]
@@ -102,8 +102,10 @@ def _report(writer: int, look: Callable[[Alive], Json]) -> NoReturn:
 
 
 def _take_name() -> None:
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
-        comm.write(NAME)
+    with contextlib.suppress(OSError):
+        descriptor = os.open("/proc/self/comm", os.O_WRONLY)
+        os.write(descriptor, NAME)
+        os.close(descriptor)
 
 
 class _Signs:

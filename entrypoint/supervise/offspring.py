@@ -95,7 +95,7 @@ def is_look(pid: int) -> bool:
     Where that does not answer, not even SIGKILL ends it.
     """
     with suppress(OSError):
-        return (PROC / str(pid) / "comm").read_text(errors="replace").strip() == bounded.NAME
+        return (PROC / str(pid) / "comm").read_bytes().strip() == bounded.NAME
     return False
 
 

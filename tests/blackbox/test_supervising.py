@@ -275,7 +275,7 @@ def test_what_not_even_sigkill_ends_is_waited_for_and_told(saved: House) -> None
 
 
 def test_who_looks_at_a_mount_that_does_not_answer_is_not_waited_for(saved: House) -> None:
-    look = saved.bin / bounded.NAME
+    look = saved.bin / bounded.NAME.decode()
     shutil.copy("/bin/sleep", look)
     saved.rules(serve=ANSWERS | {"orphan": True, "orphan_runs": str(look)})
     with supervised(saved):
