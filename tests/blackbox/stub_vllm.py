@@ -270,9 +270,9 @@ def serve(words: list[str], rules: dict[str, Any]) -> None:
     if rules.get("orphan"):
         # In the server's session, as vLLM's workers are, if not told otherwise.
         leaves = rules["orphan"] == "in a session of its own"
-        words = [rules.get("title", "sleep"), "1000"]
+        command = [rules.get("title", "sleep"), "1000"]
         program = rules.get("orphan_runs", "/bin/sleep")
-        orphan = subprocess.Popen(words, executable=program, start_new_session=leaves)
+        orphan = subprocess.Popen(command, executable=program, start_new_session=leaves)
         (HOUSE / "orphan").write_text(str(orphan.pid))
     if rules.get("stay"):
         tell("staying")
