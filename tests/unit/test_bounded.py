@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from entrypoint.checkpoint.digest import Json
 from entrypoint.model import bounded
 from entrypoint.model.bounded import Alive
 
@@ -85,7 +86,7 @@ def test_who_dies_is_not_taken_for_silent() -> None:
 
 
 def test_who_dies_in_the_midst_of_its_answer_has_given_none() -> None:
-    def look(_: Alive) -> list[int]:
+    def look(_: Alive) -> Json:
         def half(writer: int, data: bytes) -> None:
             os.write(writer, data[: len(data) // 2])
             os._exit(0)
