@@ -8,19 +8,32 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import Final, cast
 
 from entrypoint.assess import Assessment, Boot, answers
-from entrypoint.checkpoint.digest import digest_file
+from entrypoint.checkpoint.digest import Json, digest_file
 from entrypoint.checkpoint.manifest import Manifest, decode
-from entrypoint.errors import ConfigError, DamagedError, ManifestError, NotFoundError, StoreError
+from entrypoint.errors import (
+    ConfigError,
+    DamagedError,
+    ManifestError,
+    NotFoundError,
+    ShardbootError,
+    StoreError,
+)
 from entrypoint.log import human_bytes
+from entrypoint.model.bounded import Alive, while_alive
 from entrypoint.obstacles import proof_needed
 from entrypoint.plan import decide
 from entrypoint.progress import Progress
+from entrypoint.state import process
 from entrypoint.state.proofs import Proofs
 from entrypoint.store.base import CheckpointStaging, CheckpointStore
 from entrypoint.store.directory import DirectoryStore
 from entrypoint.store.look import remember_look
+
+SPARE_SECONDS: Final = 60.0
+"""For whoever copies, which bounds its own silence, to say so itself."""
 
 
 def transport(
@@ -31,11 +44,12 @@ def transport(
     ranks: Collection[int],
     verb: str,
     where: str,
+    alive: Alive = lambda: None,
 ) -> Manifest:
     """Copy one checkpoint, for `ranks`, between stores; return it as published.
 
-    Verified in the stream. `where` names the store of `staging`, which must have room. When this
-    raises, nothing is published there.
+    Verified in the stream. `where` names the store of `staging`, which must have room. `alive` is
+    called with every piece. When this raises, nothing is published there.
     """
     from entrypoint.store import transfer  # noqa: PLC0415 - a hit copies nothing
 
@@ -45,7 +59,12 @@ def transport(
         text = f"{human_bytes(staging.held_bytes)} of {human_bytes(total)} are there already"
         boot.log.line(f"{verb}.resumed", f"{text}, from one that was interrupted; reading them")
     with Progress(boot.log, boot.status, verb, total, staging.held_bytes) as progress:
-        transfer.copy(source, manifest.name, manifest, entries, staging, progress.add)
+
+        def moved(size: int) -> None:
+            progress.add(size)
+            alive()
+
+        transfer.copy(source, manifest.name, manifest, entries, staging, moved)
         result = staging.commit(manifest, ranks)
     some = "" if len(ranks) == manifest.layout.world else f" for {manifest.layout.in_words(ranks)}"
     text = f"{result.name} {result.outcome} in {where}{some}"
@@ -53,19 +72,60 @@ def transport(
     return manifest.renamed(result.name)
 
 
-def push(boot: Boot, assessment: Assessment, manifest: Manifest) -> Manifest:
-    """Copy a local checkpoint to the shared store.
+def push(
+    boot: Boot, assessment: Assessment, manifest: Manifest, alive: Alive = lambda: None
+) -> Manifest:
+    """Copy a local checkpoint to the shared store. `alive` as for `transport`.
 
     Raises: ConfigError without one; as `publish`.
     """
     if assessment.shared_store is None:
         msg = "there is no shared store"
         raise ConfigError(msg, hint="set --shared")
-    return publish(boot, assessment.local_store, assessment.shared_store, manifest)
+    return publish(boot, assessment.local_store, assessment.shared_store, manifest, alive)
+
+
+def offer(boot: Boot, assessment: Assessment, manifest: Manifest) -> None:
+    """Push a fresh save; a failure is said and costs nothing else.
+
+    A shared directory that falls silent is left, with whoever waits for it.
+    """
+    from entrypoint.store.transfer import STALL_SECONDS  # noqa: PLC0415 - a hit copies nothing
+
+    def told(alive: Alive = lambda: None) -> list[str]:
+        try:
+            push(boot, assessment, manifest, alive)
+        except ShardbootError as error:
+            return [f"{error}", error.hint or ""]
+        return []
+
+    def in_child(alive: Alive) -> Json:
+        process.die_with_parent()
+        return [*told(alive)]
+
+    where, silence = assessment.shared_store, STALL_SECONDS + SPARE_SECONDS
+    boot.status.phase("publishing")
+    failed: Json = []
+    try:
+        # The client of object stores has its own bounds.
+        is_distant = isinstance(where, DirectoryStore)
+        failed = while_alive(silence, in_child) if is_distant else [*told()]
+    except OSError as error:
+        failed = [f"{error}", ""]
+    if failed is None:
+        assert where is not None
+        failed = [f"{where.where} has been silent for {silence:.0f} s", ""]
+    if failed:
+        text, hint = cast("list[str]", failed)
+        boot.log.line("publish.failed", text, hint=hint)
 
 
 def publish(
-    boot: Boot, source: DirectoryStore, target: CheckpointStore, manifest: Manifest
+    boot: Boot,
+    source: DirectoryStore,
+    target: CheckpointStore,
+    manifest: Manifest,
+    alive: Alive = lambda: None,
 ) -> Manifest:
     """Copy a checkpoint to a store of many nodes, where theirs are never evicted.
 
@@ -93,7 +153,7 @@ def publish(
             needed = manifest.size - staging.room_taken(manifest.files)
             space.require_room(target.root, needed, space.Limits(boot.settings.reserve_bytes))
         try:
-            return transport(boot, source, staging, there, ranks, "push", target.where)
+            return transport(boot, source, staging, there, ranks, "push", target.where, alive)
         except DamagedError as error:
             _know_damage(boot, source.path(manifest.name), manifest, error.file)
             raise

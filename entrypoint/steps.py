@@ -22,7 +22,6 @@ from entrypoint.errors import (
     NotFoundError,
     ProofError,
     SaveError,
-    ShardbootError,
     SpaceError,
     StagingError,
     StoreError,
@@ -254,7 +253,7 @@ def save_here(boot: Boot, assessment: Assessment, _: Action) -> Manifest:
     log.line("save.done", f"{manifest.name}: {progress.summary}")
     _note(boot, "save.done", resolution, manifest, time.monotonic() - started)
     if settings.publish:
-        _publish(boot, assessment, manifest)
+        publishing.offer(boot, assessment, manifest)
     return manifest
 
 
@@ -283,11 +282,3 @@ def subject_of(assessment: Assessment) -> Subject:
         source=assessment.source.here,
         identity=assessment.source.identity,
     )
-
-
-def _publish(boot: Boot, assessment: Assessment, manifest: Manifest) -> None:
-    """Push a fresh save; a failure is said and costs nothing else."""
-    try:
-        publishing.push(boot, assessment, manifest)
-    except ShardbootError as error:
-        boot.log.line("publish.failed", f"{error}", hint=error.hint)

@@ -81,6 +81,20 @@ if os.environ.get("SILENT_SHELF"):
     shelf.read_bounded = lambda *_: time.sleep(1000)
 """
 
+SILENT_STAGE = """\
+import os, time
+if os.environ.get("SILENT_STAGE"):
+    from entrypoint import publishing
+    from entrypoint.store import directory, transfer
+    publishing.SPARE_SECONDS = 1 - transfer.STALL_SECONDS
+    real = directory.DirectoryStore.stage
+    def stage(store, *words):
+        if str(store.root) == os.environ["SILENT_STAGE"]:
+            time.sleep(1000)
+        return real(store, *words)
+    directory.DirectoryStore.stage = stage
+"""
+
 
 @dataclass(frozen=True)
 class Boot:
@@ -285,6 +299,10 @@ class House:
     def silent_shelf(self) -> dict[str, str]:
         """Return variables that make whoever looks for caches in a shared store hang."""
         return self._inject(SILENT_SHELF) | {"SILENT_SHELF": "yes"}
+
+    def silent_stage(self) -> dict[str, str]:
+        """Return variables that make whoever builds something in the shared store hang."""
+        return self._inject(SILENT_STAGE) | {"SILENT_STAGE": str(self.shared)}
 
     def _inject(self, code: str) -> dict[str, str]:
         """Return variables that have every Python run this at its start."""

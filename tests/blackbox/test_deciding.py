@@ -58,6 +58,14 @@ def test_a_publish_that_fails_is_said_and_costs_nothing_else(house: House) -> No
     assert boot.words[0].startswith(str(house.local))
 
 
+def test_a_shared_store_that_falls_silent_as_one_publishes_is_not_waited_for(house: House) -> None:
+    words = ("--shared", house.shared, "--publish", house.model, "-tp", 2)
+    boot = house.run("serve", *words, **house.silent_stage())
+    assert "has been silent for 1 s" in boot.stderr
+    assert boot.events[-2:] == ["publish.failed", "local.hit"]
+    assert boot.words[0].startswith(str(house.local))
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
