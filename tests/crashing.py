@@ -19,6 +19,7 @@ from serving import Answer, Server
 
 from entrypoint.checkpoint.digest import Json
 from entrypoint.state.ledger import Ledger
+from entrypoint.supervise.offspring import shared_memory
 
 PROMPT: Final = "The first word"
 CLIENTS: Final = 4
@@ -56,10 +57,15 @@ class Held(NamedTuple):
             descriptors=len(list((proc / "fd").iterdir())),
             processes=len(descendants(supervisor)),
             zombies=sum(stat[:2] == ["Z", str(supervisor)] for stat in states),
-            segments=len(list((proc / "root/dev/shm").iterdir())),
+            segments=len(segments(supervisor)),
             supervisor_rss=_kib(proc / "smaps_rollup", "Rss"),
             standby_pss=_kib(Path(f"/proc/{standby}/smaps_rollup"), "Pss"),
         )
+
+
+def segments(supervisor: int) -> set[str]:
+    """Return the names of what is shared in its own /dev/shm."""
+    return {path.name for path in Path(f"/proc/{supervisor}/root/dev/shm").iterdir()}
 
 
 class Crashes:
@@ -96,6 +102,11 @@ class Crashes:
     def held(self) -> Held:
         """Return what supervisor and standby hold."""
         return Held.of(self.supervisor, min(self._standbys()))
+
+    def unmapped(self) -> list[str]:
+        """Return what lies in the supervisor's /dev/shm though no process of its has it mapped."""
+        mapped = {Path(path).name for path in shared_memory(descendants(self.supervisor))}
+        return sorted(segments(self.supervisor) - mapped)
 
     @contextmanager
     def _starts(self) -> Iterator[None]:

@@ -22,6 +22,9 @@ SHM: Final = Path("/dev/shm")  # noqa: S108 - nothing is made there
 SEGMENT: Final = re.compile(rf"{SHM}/(psm_|vllm_dist_)[^/]*")
 """How Python and vLLM name segments that they share; what else lies there is somebody's files."""
 
+GROUP: Final = re.compile(rf"{SHM}/vllm_dist_[0-9a-f]+-")
+"""What the segments of one server's group of workers have in common (`VLLM_DIST_IDENT`)."""
+
 MAX_PID_BYTES: Final = 32
 """Of a pid as it is told on a pipe: decimal digits, and a line's end."""
 
@@ -119,17 +122,23 @@ def shared_memory(pids: Iterable[int]) -> set[str]:
     """Return the files of /dev/shm that these processes have mapped, by their paths (proc(5))."""
     found: set[str] = set()
     for pid in pids:
-        with suppress(OSError):
-            for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
-                fields = line.split(maxsplit=5)
-                if SEGMENT.fullmatch(fields[-1]):
-                    found.add(fields[-1])
+        # Line by line: they are megabytes, and what a supervisor once took it keeps.
+        with suppress(OSError), (PROC / str(pid) / "maps").open(errors="replace") as lines:
+            for line in lines:
+                path = line.rstrip("\n").split(maxsplit=5)[-1]
+                if SEGMENT.fullmatch(path):
+                    found.add(path)
     return found
 
 
 def forget(paths: set[str]) -> None:
-    """Remove what a killed server left in /dev/shm; what is another user's stays."""
-    for path in sorted(paths):
+    """Remove what a killed server left in /dev/shm; what is another user's stays.
+
+    With each of a group go the others: who made one may have died before anybody saw it.
+    """
+    groups = tuple(found[0] for path in paths if (found := GROUP.match(path)))
+    others = {str(SHM / name) for name in segments()}
+    for path in sorted(paths | {other for other in others if groups and other.startswith(groups)}):
         with suppress(OSError):
             if os.stat(path, follow_symlinks=False).st_uid == os.geteuid():
                 os.unlink(path)

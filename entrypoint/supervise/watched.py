@@ -31,6 +31,7 @@ class Watched:
         self.has_told = self.began = self.is_fork = self.is_seen = False
         self.shared: set[str] = set()
         self.segments: frozenset[str] = frozenset()
+        self.is_new = False
         self.others: dict[int, int] = {}
         self.next = 0.0
         self.cause = ""
@@ -65,8 +66,10 @@ class Watched:
         Until it serves these are its engines and workers: others of its may come and go. `pids`
         tells its processes.
         """
-        if (segments := offspring.segments()) != self.segments:
-            self.segments = segments
+        before, self.segments = self.segments, offspring.segments()
+        # And once more: what is made is not mapped yet.
+        if self.is_new or before != self.segments:
+            self.is_new = before != self.segments
             self.shared |= offspring.shared_memory(pids())
         serves, now = self.health.served_since is not None, time.monotonic()
         if self.is_seen or not (serves or (self.began and now > self.next)):

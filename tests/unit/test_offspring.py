@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,3 +95,18 @@ def test_pythons_own_that_clears_up_is_known_and_clears_up_after_a_kill() -> Non
         assert select.select([ended], [], [], 20)[0]
         os.close(ended)
     assert name not in offspring.segments()
+
+
+def test_with_a_segment_goes_the_rest_of_its_group_and_nobody_elses() -> None:
+    ours, others = (f"vllm_dist_{uuid.uuid4().hex}-tp:0-[0-1]-cpushm" for _ in range(2))
+    names = [f"{ours}_0", f"{ours}_1", f"{others}_0"]
+    try:
+        for name in names:
+            (offspring.SHM / name).touch()
+        offspring.forget({str(offspring.SHM / names[0])})
+        assert offspring.segments() & {*names} == {f"{others}_0"}
+        offspring.forget({str(offspring.SHM / "psm_none")})
+        assert f"{others}_0" in offspring.segments()
+    finally:
+        for name in names:
+            (offspring.SHM / name).unlink(missing_ok=True)
