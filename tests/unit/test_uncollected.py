@@ -53,3 +53,9 @@ def test_a_script_finds_what_it_would_find_by_itself(
 def said(command: list[str]) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
+
+
+def test_no_file_beside_it_hides_one_of_pythons() -> None:
+    beside = {path.stem for path in Path(quickly(Executable("", ""))[-1]).parent.glob("*.py")}
+    assert "uncollected" in beside
+    assert beside & sys.stdlib_module_names == set()
