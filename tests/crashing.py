@@ -81,6 +81,7 @@ class Crashes:
         self.served = 1
         self.doomed: set[int] = set()
         self.killed: Counter[str] = Counter()
+        self.is_calm = True
 
     def run(self, count: int, say: Callable[[str], None] = lambda _: None) -> None:
         """Kill so many times, and see the last one serve. Raises: ProgramError."""
@@ -96,6 +97,7 @@ class Crashes:
                 self.serves = listener(self.supervisor, self.server.port) or self.serves
                 part = self._kill(with_standby=self.random.random() < WITH_STANDBY)
             self.killed[f"{part}, {moment}"] += 1
+            self.is_calm = False
             say(f"{number + 1} of {count}: {part}, {moment}; {self.served} have served")
         self._wait()
 
@@ -116,7 +118,7 @@ class Crashes:
     @contextmanager
     def _loads(self) -> Iterator[None]:
         deadline, before = time.monotonic() + LIMIT_SECONDS, self._last_load()
-        while self.killed and self._last_load() == before and not self._is_another():
+        while not self.is_calm and self._last_load() == before and not self._is_another():
             if time.monotonic() > deadline:
                 raise ProgramError(f"nothing loads:\n{self.server.last_lines()}")
             time.sleep(POLL_SECONDS)
@@ -142,7 +144,7 @@ class Crashes:
 
     def _wait(self) -> None:
         """Wait until another one serves than was killed, and see that it answers alike."""
-        if not self.killed:
+        if self.is_calm:
             return
         self.serves, _ = wait_for_another(self.server, self.serves)
         while self.serves in self.doomed:
@@ -151,6 +153,7 @@ class Crashes:
         self.served += 1
         if (answer := self._ask()) != self.answer:
             raise ProgramError(f"{answer} instead of {self.answer}")
+        self.is_calm = True
 
     def _ask(self) -> Answer:
         return self.server.complete(self.model, PROMPT)
