@@ -328,3 +328,28 @@ def test_a_path_that_passes_stays_inside_and_in_sight(path: str) -> None:
 def test_a_manifest_that_lies_of_its_size_is_still_what_it_lists(manifest: Manifest) -> None:
     doubled = manifest._replace(files=manifest.files[:1])
     assert doubled.size == manifest.files[0].size
+
+
+def test_a_copy_of_all_ranks_is_told_by_the_content_as_ever(tmp_path: Path) -> None:
+    manifest = make_checkpoint(tmp_path, tp=4)
+    assert manifest.part(range(4)) == manifest.content
+    parts = {manifest.part(ranks) for ranks in ([0], [1], [0, 1], [2, 3], range(4))}
+    assert len(parts) == 5
+    assert {len(part) for part in parts} == {64}
+    assert manifest.part([1, 0, 1]) == manifest.part([0, 1])
+
+
+def test_two_saves_that_came_out_the_same_are_one_state(tmp_path: Path) -> None:
+    manifest = make_checkpoint(tmp_path, tp=4)
+    later = manifest.renamed("b")._replace(created_at="2026-02-02T00:00:00Z", proof={"items": 1})
+    assert later.content != manifest.content
+    assert later.state == manifest.state
+    [first, *rest] = manifest.files
+    others = (
+        manifest._replace(files=(first._replace(blake3="0" * 64), *rest)),
+        manifest._replace(files=tuple(rest)),
+        manifest._replace(decisions={"tied": True}),
+        manifest._replace(key=manifest.key._replace(dtype="float16")),
+    )
+    assert first.role == "weights"
+    assert len({manifest.state, *(other.state for other in others)}) == 1 + len(others)

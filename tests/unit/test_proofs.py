@@ -202,3 +202,13 @@ def test_with_and_without_its_proof_it_is_one_checkpoint_in_two_stores(
     [row] = rows(here, there)
     assert (row.here, row.there) == (here[0], there[0])
     assert [(each.proved, each.sealed) for each in (*here, *there)] == [(True, False), (True, True)]
+
+
+@pytest.mark.parametrize(("nnodes", "is_enough"), [(1, True), (2, False)])
+def test_over_nodes_only_a_proof_that_all_of_them_see_counts(
+    boot: Boot, manifest: Manifest, nnodes: int, is_enough: bool
+) -> None:
+    moe = cast("Any", SimpleNamespace(unruled="moe", nnodes=nnodes, asked=""))
+    Proofs(boot.settings.state_dir).add(manifest, proof_of(manifest))
+    assert (rejections_by(boot.settings, moe)(manifest) is None) == is_enough
+    assert rejections_by(boot.settings, moe)(manifest._replace(proof=proof_of(manifest))) is None

@@ -17,7 +17,7 @@ from checkpoints import make_checkpoint, proof_of
 from store_contract import deep_verify, left_over
 
 from entrypoint import proving, publishing, steps
-from entrypoint.assess import Assessment, Boot, rejections_by
+from entrypoint.assess import Assessment, Boot
 from entrypoint.checkpoint.entry import HAVE
 from entrypoint.checkpoint.finding import (
     Absent,
@@ -34,7 +34,6 @@ from entrypoint.errors import Interrupted, NotFoundError, StoreError
 from entrypoint.log import Log
 from entrypoint.plan import Action, Situation
 from entrypoint.state.memory import Memory
-from entrypoint.state.proofs import Proofs
 from entrypoint.state.reporter import Reporter
 from entrypoint.state.status import Address
 from entrypoint.store import lock, publish, transfer, trash, writeback
@@ -321,29 +320,6 @@ def test_one_without_its_proof_is_not_completed_by_the_files_of_the_one_that_has
     assert len(far.files) == len(set(far.files))
 
 
-def test_a_copy_of_all_ranks_is_told_by_the_content_as_ever(manifest: Manifest) -> None:
-    assert manifest.part(range(4)) == manifest.content
-    parts = {manifest.part(ranks) for ranks in ([0], [1], [0, 1], [2, 3], range(4))}
-    assert len(parts) == 5
-    assert {len(part) for part in parts} == {64}
-    assert manifest.part([1, 0, 1]) == manifest.part([0, 1])
-
-
-def test_two_saves_that_came_out_the_same_are_one_state(manifest: Manifest) -> None:
-    later = manifest.renamed("b")._replace(created_at="2026-02-02T00:00:00Z", proof={"items": 1})
-    assert later.content != manifest.content
-    assert later.state == manifest.state
-    [first, *rest] = manifest.files
-    others = (
-        manifest._replace(files=(first._replace(blake3="0" * 64), *rest)),
-        manifest._replace(files=tuple(rest)),
-        manifest._replace(decisions={"tied": True}),
-        manifest._replace(key=manifest.key._replace(dtype="float16")),
-    )
-    assert first.role == "weights"
-    assert len({manifest.state, *(other.state for other in others)}) == 1 + len(others)
-
-
 def test_room_is_asked_for_what_is_copied(
     boot: Boot, shared: Counting, local: DirectoryStore, manifest: Manifest
 ) -> None:
@@ -401,13 +377,3 @@ def test_of_a_store_that_holds_some_ranks_these_can_be_copied(
         staged.commit(manifest, [1])
     assert json.loads((third.path(manifest.name) / HAVE).read_text()) == {"ranks": [1]}
     deep_verify(third, manifest.name)
-
-
-@pytest.mark.parametrize(("nnodes", "is_enough"), [(1, True), (2, False)])
-def test_over_nodes_only_a_proof_that_all_of_them_see_counts(
-    boot: Boot, manifest: Manifest, nnodes: int, is_enough: bool
-) -> None:
-    moe = cast("Any", SimpleNamespace(unruled="moe", nnodes=nnodes, asked=""))
-    Proofs(boot.settings.state_dir).add(manifest, proof_of(manifest))
-    assert (rejections_by(boot.settings, moe)(manifest) is None) == is_enough
-    assert rejections_by(boot.settings, moe)(manifest._replace(proof=proof_of(manifest))) is None
