@@ -254,7 +254,7 @@ def answers(store: CheckpointStore) -> bool:
     if not isinstance(store, DirectoryStore):
         return True
     root = store.root
-    return within(STORE_SECONDS, lambda: os.path.isdir(root)) is not None
+    return within(STORE_SECONDS, lambda: os.path.isdir(root), at=str(root)) is not None
 
 
 def _wanted(settings: Settings, resolution: Resolution, source: SourceView) -> Wanted:

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Final, NoReturn
 
@@ -23,29 +24,39 @@ _SIGN_SECONDS: Final = 0.05
 NAME: Final = b"shardboot-look"
 """What the list of processes shows of who looks; the kernel keeps 15 characters."""
 
+MOST_LEFT: Final = 8
+"""So many looks that hang at one place tell that it does; more would only be more processes."""
+
 Alive = Callable[[], None]
 
+_left: Final[defaultdict[str, list[int]]] = defaultdict(list)
+"""Descriptors of the children that were left behind, by the place that they look at (pidfd)."""
 
-def within(seconds: float, look: Callable[[], Json]) -> Json:
+
+def within(seconds: float, look: Callable[[], Json], at: str = "") -> Json:
     """Return what `look` returns in a forked child, or None when it takes longer, or dies.
 
     Else as `while_alive`.
     """
     try:
-        return while_alive(seconds, lambda _: look())
+        return while_alive(seconds, lambda _: look(), at)
     except ChildProcessError:
         return None
 
 
-def while_alive(silence: float, look: Callable[[Alive], Json]) -> Json:
+def while_alive(silence: float, look: Callable[[Alive], Json], at: str = "") -> Json:
     """Return what `look` returns in a forked child, or None when it falls silent.
 
     It may take as long as it likes while no two calls of what it is given lie `silence` seconds
     apart: many files are no hung mount. A child that hangs in the kernel is left behind: nobody
     can end or reap it before its mount answers. It keeps nothing of ours open, and is called as
-    `NAME` says. `look` must not return None, nor need a descriptor.
+    `NAME` says. Who looks again and again says `at` which place: where `MOST_LEFT` such children
+    still hang there, the answer is None at once. `look` must not return None, nor need a
+    descriptor.
     Raises: OSError where no process is to be had; ChildProcessError when it dies.
     """
+    if at and _count_left(at) >= MOST_LEFT:
+        return None
     reader, writer = os.pipe()
     try:
         pid = _fork()
@@ -62,6 +73,9 @@ def while_alive(silence: float, look: Callable[[Alive], Json]) -> Json:
     finally:
         os.close(reader)
     if answer is None:
+        if at:
+            with contextlib.suppress(OSError):
+                _left[at].append(os.pidfd_open(pid))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, os.WNOHANG)
         return None
@@ -75,6 +89,15 @@ def while_alive(silence: float, look: Callable[[Alive], Json]) -> Json:
         msg = "a child that looked at a file system died as it told what it saw"
         raise ChildProcessError(msg) from None
     return value
+
+
+def _count_left(at: str) -> int:
+    """Return how many children still hang at a place."""
+    ended = select.select(_left[at], [], [], 0)[0]
+    for descriptor in ended:
+        _left[at].remove(descriptor)
+        os.close(descriptor)
+    return len(_left[at])
 
 
 def _fork() -> int:

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from entrypoint.checkpoint.digest import Json, canonical
 from entrypoint.checkpoint.foreign import read_bounded
@@ -93,18 +94,31 @@ class Ledger:
         return list(_whole(b"\n".join(about)))
 
     def recent_of(self, boot: str) -> list[dict[str, Json]]:
-        """Return the latest whole lines about one boot, oldest first; no other one is parsed."""
+        """Return the latest whole lines about one boot, oldest first; no other one is parsed.
+
+        Nor is more than a line held: a supervisor asks, which is small and stays so.
+        """
         name, lines = boot.encode(errors="replace"), list[bytes]()
         for count in (RECENT_BYTES, SEARCHED_BYTES):
-            lines = [line for line in self._tail(count).splitlines() if name in line]
+            lines = [line for line in self._last_lines(count) if name in line]
             if any(b'"attempt"' in line for line in lines):
                 # Nothing is noted of a boot before that.
                 break
         return [entry for entry in _whole(b"\n".join(lines)) if entry.get("boot") == boot]
 
     def _tail(self, count: int) -> bytes:
-        tail = _end_of(self.path, count)
-        return _end_of(self.older, count - len(tail)) + tail
+        return b"".join(self._last_lines(count))
+
+    def _last_lines(self, count: int) -> Iterator[bytes]:
+        """Yield the last so many bytes, by lines; the first may be the end of one."""
+        with contextlib.suppress(OSError), contextlib.ExitStack() as files:
+            # This one first: should it be the older one by now, none of it is missed.
+            newer = files.enter_context(_opened(self.path))
+            left = count - min(count, os.fstat(newer.fileno()).st_size)
+            older = files.enter_context(_opened(self.older))
+            for file, length in ((older, left), (newer, count)):
+                file.seek(max(0, os.fstat(file.fileno()).st_size - length))
+                yield from file
 
     def entries(self) -> Iterator[dict[str, Json]]:
         """Yield every whole line, oldest first; what is torn or foreign is skipped."""
@@ -121,13 +135,12 @@ def _boot_in(line: bytes) -> bytes:
     return line.partition(b'"boot":"')[2].partition(b'"')[0]
 
 
-def _end_of(path: Path, count: int) -> bytes:
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file to read; an empty one where there is none."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - count))
-            return file.read(count)
+        return path.open("rb")
     except OSError:
-        return b""
+        return open(os.devnull, "rb")
 
 
 def _whole(data: bytes) -> Iterator[dict[str, Json]]:

@@ -96,7 +96,7 @@ class DistantStore(DirectoryStore):
 
         if not self._silent:
             try:
-                found = while_alive(silence, answer)
+                found = while_alive(silence, answer, at=str(self.root))
             except OSError as error:
                 raise StoreError(f"{self.where}: {error.strerror or error}") from None
             if isinstance(found, list):

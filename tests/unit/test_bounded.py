@@ -76,6 +76,37 @@ def test_who_falls_silent_after_signs_of_life_is_given_up() -> None:
     assert time.monotonic() - started < 2
 
 
+def test_where_looks_hang_no_more_and_more_of_them_pile_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[int] = []
+    fork, kill = bounded._fork, os.kill
+
+    def count() -> int:
+        pid = fork()
+        begun.append(pid)
+        return pid
+
+    def hang(_: Alive) -> str:
+        threading.Event().wait()
+        return "never"
+
+    monkeypatch.setattr(bounded, "_fork", count)
+    # As in the kernel, where no signal ends it.
+    monkeypatch.setattr(os, "kill", lambda *_: None)
+    for _ in range(bounded.MOST_LEFT + 3):
+        assert bounded.while_alive(0.01, hang, at="/mnt") is None
+    assert len(begun) == bounded.MOST_LEFT
+    assert bounded.while_alive(60, lambda _: "there", at="/elsewhere") == "there"
+    # The mount answers again.
+    for pid in begun[: bounded.MOST_LEFT]:
+        kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    before = len(os.listdir("/proc/self/fd"))
+    assert bounded.while_alive(60, lambda _: "there", at="/mnt") == "there"
+    assert len(os.listdir("/proc/self/fd")) == before - bounded.MOST_LEFT
+
+
 def test_who_dies_is_not_taken_for_silent() -> None:
     def look(alive: Alive) -> str:
         alive()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,20 @@ def test_a_look_at_one_boot_passes_over_all_others(tmp_path: Path) -> None:
     assert book.recent_of("b1") == mine
     assert book.recent_of("b3") == []
     assert Ledger(tmp_path / "none").recent_of("b1") == []
+
+
+def test_a_look_at_a_boot_that_left_nothing_holds_next_to_nothing(tmp_path: Path) -> None:
+    book = Ledger(tmp_path)
+    for entry in boot_lines("other", 600):
+        book.append(entry)
+    assert book.path.stat().st_size > ledgers.SEARCHED_BYTES
+    tracemalloc.start()
+    try:
+        assert book.recent_of("b1") == []
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < ledgers.RECENT_BYTES
 
 
 def test_lines_of_many_writers_never_mix(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_it_tells_what_it_finds_as_any_directory_does(store: DistantStore, tmp_p
 def test_where_no_child_is_to_be_had_it_cannot_be_looked_at(
     store: DistantStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(*_: object) -> None:
+    def none(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(distant, "while_alive", none)
