@@ -308,7 +308,10 @@ def test_a_job_is_done_when_somebody_with_the_token_asks_for_it(
         running.wait_for("scrub.done")
         assert running.post("/scrub", "0123456789abcdeX") == 401
         assert running.post("/publish", "0123456789abcdef") == 404
-        assert running.post("/scrub", "0123456789abcdef") == 202
+        # What says that it is done is said while it is under way.
+        while (told := running.post("/scrub", "0123456789abcdef")) == 429:
+            pass
+        assert told == 202
         # Nothing was due.
         running.wait_for("scrub.done")
         found = running.metrics()
