@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from entrypoint.store import lease
@@ -32,13 +31,6 @@ def names(root: Path) -> list[str]:
     """Return who stands in line; a line that nobody stands in is taken away."""
     directory = root / LEASES / WHAT
     return sorted(os.listdir(directory)) if directory.exists() else []
-
-
-def until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + BOUND
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def plant(root: Path, name: str, content: bytes = b"0000000001 1 elsewhere another-boot\n") -> Path:

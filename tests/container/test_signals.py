@@ -18,6 +18,7 @@ from blackbox.harness import House
 from container.harness import Container, zombies
 from container.node import Node, give
 from processes import descendants, start_of
+from waiting import until
 
 pytestmark = pytest.mark.container
 
@@ -182,8 +183,8 @@ def test_only_an_init_reaps_what_others_leave_to_the_first_process(
         main = container.main_pid()
         settled = set(descendants(main))
         container.orphan(3)
-        wait_until(lambda: set(descendants(main)) == settled)
-        wait_until(lambda: zombies(main) == (0 if options else 3))
+        until(lambda: set(descendants(main)) == settled)
+        until(lambda: zombies(main) == (0 if options else 3))
 
 
 def test_what_a_child_that_dies_leaves_is_reaped_before_vllm_starts(node: Node) -> None:
@@ -197,10 +198,3 @@ def test_what_a_child_that_dies_leaves_is_reaped_before_vllm_starts(node: Node) 
         node.wait_for("staying")
         assert not [pid for pid, start in left.items() if start_of(pid) == start]
         assert node.served["children"] == []
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from faults import Act, Proxy, proxy
 from gateway import S3
 from store_contract import Made, ObjectContract, read_back, unnamed
+from waiting import until
 
 from entrypoint.checkpoint.manifest import Manifest
 from entrypoint.store.base import open_store
@@ -127,22 +128,15 @@ def test_a_pusher_killed_at_any_moment_leaves_a_name_whole_or_absent(
     child = pusher(s3, made, store.where, between.server_port)
     assert reached.wait(20)
     if is_published:
-        wait_until(lambda: store.names() != [])
+        until(lambda: store.names() != [])
     child.kill()
     child.wait()
     assert store.names() == ([manifest.name] if is_published else [])
     if is_published:
         assert read_back(store, manifest.name) == manifest
     # What was on its way when it died arrives all the same.
-    wait_until(lambda: sweep(store, -1) == [] and unnamed(store) == [])
+    until(lambda: sweep(store, -1) == [] and unnamed(store) == [])
     assert store.names() == ([manifest.name] if is_published else [])
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_pusher_that_is_stopped_ends_soon_and_leaves_its_files_to_gc(
@@ -161,7 +155,7 @@ def test_a_pusher_that_is_stopped_ends_soon_and_leaves_its_files_to_gc(
     child = pusher(s3, made, store.where, between.server_port)
     assert reached.wait(20)
     # None is on its way any more, to arrive behind the sweep.
-    wait_until(lambda: len(unnamed(store)) == len(manifest.files) - 1)
+    until(lambda: len(unnamed(store)) == len(manifest.files) - 1)
     child.send_signal(signal.SIGTERM)
     started = time.monotonic()
     assert child.wait(60) == 128 + signal.SIGTERM

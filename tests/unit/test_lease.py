@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lease_driver import BOUND, SOON, WHAT, Node, names, pace, plant, until, wait
+from lease_driver import BOUND, SOON, WHAT, Node, names, pace, plant, wait
+from waiting import until
 
 from entrypoint.errors import ManifestError
 from entrypoint.store import lease

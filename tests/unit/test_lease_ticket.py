@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lease_driver import BOUND, SOON, WHAT, names, pace, plant, until, wait
+from lease_driver import BOUND, SOON, WHAT, names, pace, plant, wait
+from waiting import until
 
 from entrypoint.checkpoint.foreign import read_bounded
 from entrypoint.store import lease, tree
