@@ -57,6 +57,7 @@ class Settings(NamedTuple):
     log_format: Literal["auto", "text", "json"]
     single_import: Literal["auto", "yes", "no"]
     standby: bool
+    keep_warm: float
     max_restarts: int
     restart_delay: float
     hang_timeout: float

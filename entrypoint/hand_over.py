@@ -89,10 +89,11 @@ def _held(boot: Boot, assessment: Assessment, action: Action, *, forks: bool) ->
     if needed := unproved(boot.settings, assessment.resolution, action.manifest):
         boot.log.line("prove", f"{action.manifest.name}: {needed}, so it is proved as it is loaded")
         loader["prove"] = True
-    if boot.settings.prefetch:
-        ranks = assessment.resolution.ranks
-        directory, heir = Path(action.path), boot.seat.heir
-        loader["reader"] = readahead.start(directory, action.manifest, ranks, heir)
+    heir = boot.seat.heir
+    keeps = boot.settings.keep_warm if heir else 0
+    if boot.settings.prefetch or keeps:
+        ranks, directory = assessment.resolution.ranks, Path(action.path)
+        loader["reader"] = readahead.start(directory, action.manifest, ranks, heir, keeps)
     return launch.checkpoint_words(assessment.resolution, boot.words, action.path, loader)
 
 

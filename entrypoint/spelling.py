@@ -82,6 +82,13 @@ def file_bytes(word: str) -> int:
     return size
 
 
+def kept_bytes(word: str) -> float:
+    """Return the bytes of a size, infinity for auto and 0 for off."""
+    if word in ("auto", "off"):
+        return math.inf if word == "auto" else 0
+    return _quantity(word, _BYTES, "a size such as 4GiB, auto, or off")
+
+
 _READ_BYTES = (64 * 1024, 1024**3)
 """Smaller reads are slow on any disk, and larger ones only take memory."""
 

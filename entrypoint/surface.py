@@ -178,6 +178,14 @@ OPTIONS: tuple[Option, ...] = (
         "stay, with vLLM imported, and start the next server within seconds of a crash",
     ),
     Option(
+        "keep_warm",
+        "off",
+        spelling.kept_bytes,
+        "with a standby: keep so much of the checkpoint in the page cache while a server runs, as "
+        "memory allows; auto is all of it",
+        "SIZE|auto|off",
+    ),
+    Option(
         "max_restarts",
         "10",
         spelling.limit,

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from blackbox.harness import House, is_gone
 from page_cache import cached, evict
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from waiting import until
 
 
 def children(pid: int) -> list[str]:
@@ -41,7 +33,7 @@ def test_what_is_not_in_memory_is_read_while_vllm_starts(house: House, shards: l
     house.rules(serve={"stay": True, "plugin": True})
     process = house.start("serve", house.model, "-tp", 2)
     house.wait_for("staying")
-    wait_until(lambda: not children(process.pid))
+    until(lambda: not children(process.pid))
     boot = house.finish(process)
     reader = boot.loader["reader"]
     assert boot.vllm["children"] == [str(reader)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from checkpoints import make_checkpoint
 
 from entrypoint import readahead
-from entrypoint.readahead import PIECE_BYTES, Stretch, order, within
+from entrypoint.stretches import PIECE_BYTES, Stretch, order, read_all, within
 
 MIB = 1024 * 1024
 
@@ -39,7 +40,7 @@ os.wait()
 
 ENDLESS = """
 import itertools, os, sys
-from entrypoint.readahead import Stretch, _read_all
+from entrypoint.stretches import Stretch, read_all
 here, there = os.pipe()
 parent = os.getpid()
 if os.fork() == 0:
@@ -49,7 +50,7 @@ if os.fork() == 0:
         yield stretch
         os.write(there, b"1")
         yield from itertools.repeat(stretch)
-    _read_all(tells(), [parent])
+    read_all(tells(), [parent])
     os._exit(0)
 os.read(here, 1)
 """
@@ -60,19 +61,18 @@ def test_ranks_take_turns_in_the_order_of_their_parts() -> None:
     other = [("b0", MIB)]
     assert list(order([one, other])) == [
         Stretch("a0", 0, PIECE_BYTES),
-        Stretch("b0", 0, MIB, is_last=True),
-        Stretch("a0", PIECE_BYTES, MIB, is_last=True),
-        Stretch("a1", 0, MIB, is_last=True),
+        Stretch("b0", 0, MIB),
+        Stretch("a0", PIECE_BYTES, MIB),
+        Stretch("a1", 0, MIB),
     ]
     assert list(order([])) == []
     assert list(order([[("empty", 0)]])) == []
-    (whole,) = order([[("one piece", PIECE_BYTES)]])
-    assert whole.is_last
+    assert len([*order([[("one piece", PIECE_BYTES)]])]) == 1
 
 
 def test_no_more_is_read_than_there_is_room_for() -> None:
     stretches = [Stretch("a", 0, 10), Stretch("a", 10, 10), Stretch("a", 20, 3)]
-    for limit, expected in ((0, 0), (9, 0), (10, 1), (22, 2), (23, 3), (1000, 3)):
+    for limit, expected in ((0, 0), (9, 0), (10, 1), (22, 2), (23, 3), (1000, 3), (math.inf, 3)):
         assert list(within(iter(stretches), limit)) == stretches[:expected]
 
 
@@ -81,7 +81,7 @@ def test_no_file_stays_open_behind_the_reader(tmp_path: Path) -> None:
     for path, _ in files:
         Path(path).write_text("abc")
     before = os.listdir("/proc/self/fd")
-    readahead._read_all(order([files[:2], files[2:]]), [os.getppid()])
+    read_all(order([files[:2], files[2:]]), [os.getppid()])
     assert os.listdir("/proc/self/fd") == before
 
 
