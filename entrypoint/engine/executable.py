@@ -25,7 +25,8 @@ def locate(word: str, environ: Mapping[str, str]) -> str:
     path = find_program(word, environ)
     if path is None:
         found = os.path.exists(word)
-        what = "is not executable" if found else "is not on PATH"
+        missing = "is not there" if os.path.dirname(word) else "is not on PATH"
+        what = "is not executable" if found else missing
         msg = f"{word}: {what}"
         raise ExecError(msg, found=found, hint="name it with --vllm PATH")
     return os.path.abspath(path)
