@@ -34,7 +34,7 @@ with_limits = functools.partial(with_settings, only=("grace", "shared_grace", "c
 def gc(ctx: click.Context, /, dry_run: bool, output: str, in_shared: bool, **flags: Any) -> None:
     """Collect checkpoints, vLLM's caches, staging and trash that nobody needs any more.
 
-    Of an object store: only what dead pushes have left.
+    Of a bucket: only what dead pushes have left, and caches without a checkpoint.
     """
     settings = settings_as_user(flags, ctx.obj["environ"])
     store = store_of(settings, shared=in_shared)

@@ -52,7 +52,7 @@ OPTIONS: tuple[Option, ...] = (
         "state_dir",
         "/var/lib/shardboot/state",
         spelling.path,
-        "what outlives the process: ledger, remembered answers, status",
+        "what outlives the process: ledger, answers, logs, and what vLLM compiled",
         "DIR",
     ),
     Option(
@@ -66,7 +66,8 @@ OPTIONS: tuple[Option, ...] = (
         "on_miss",
         "save",
         spelling.one_of("save", "tee", "source", "refuse"),
-        "no checkpoint fits: save one before serving, or while serving the source, or do not",
+        "no checkpoint fits: save one first, save one while the source is served, only serve the "
+        "source, or refuse",
         "save|tee|source|refuse",
     ),
     Option(
@@ -105,7 +106,7 @@ OPTIONS: tuple[Option, ...] = (
         "quarantine_after",
         "3",
         spelling.count,
-        "boots in a row that died while loading a checkpoint before it is given up",
+        "boots in a row that died on a checkpoint, or saves that failed, before it is given up",
         "COUNT",
     ),
     Option(
@@ -116,7 +117,10 @@ OPTIONS: tuple[Option, ...] = (
         "auto|always|never",
     ),
     Option(
-        "publish", "no", spelling.switch, "push a fresh save to the shared store before serving"
+        "publish",
+        "no",
+        spelling.switch,
+        "push fresh saves to the shared store: a boot before it serves, a sidecar afterwards",
     ),
     Option(
         "cache_bytes",
@@ -168,7 +172,8 @@ OPTIONS: tuple[Option, ...] = (
         "single_import",
         "auto",
         spelling.one_of("auto", "yes", "no"),
-        "vLLM imports once on a hit or tee, and forks its other processes: on a CPU, always, never",
+        "vLLM imports once on a hit or tee, and forks its other processes: on a CPU (auto), wherever "
+        "nothing stands against it (yes), never (no)",
         "auto|yes|no",
     ),
     Option(
