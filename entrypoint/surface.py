@@ -172,8 +172,8 @@ OPTIONS: tuple[Option, ...] = (
         "single_import",
         "auto",
         spelling.one_of("auto", "yes", "no"),
-        "vLLM imports once on a hit or tee, and forks its other processes: on a CPU (auto), wherever "
-        "nothing stands against it (yes), never (no)",
+        "vLLM imports once on a hit or tee, and forks its other processes: on a CPU (auto), "
+        "wherever nothing stands against it (yes), never (no)",
         "auto|yes|no",
     ),
     Option(

@@ -19,7 +19,7 @@ from rolling.traffic import Traffic
 from rolling.wishes import Instance, Wishes
 
 CHECKPOINT_SECONDS: Final = 3 * 3600.0
-"""A save may take an hour, and its proof another."""
+"""A save with its proof may take an hour, after a wait of as long for another's."""
 
 POLL_SECONDS: Final = 0.2
 MOST_MISSES: Final = 3
