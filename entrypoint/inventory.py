@@ -70,10 +70,10 @@ def for_stores(command: Callable[..., Any]) -> Callable[..., Any]:
 @for_stores
 @click.pass_context
 def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> None:
-    """List checkpoints, newest first; say which are pinned, or in use."""
+    """List checkpoints, newest first; say which are pinned, in use, or rejected."""
     settings = settings_as_user(flags, ctx.obj["environ"])
     store = store_of(settings, shared=in_shared)
-    uses = uses_here(settings.state_dir)
+    uses, rejections = uses_here(settings.state_dir), Rejections(settings.state_dir)
     # An object store has neither pins nor locks.
     directory = store if isinstance(store, DirectoryStore) else None
     pinned = pins.pinned(directory.root) if directory else frozenset()
@@ -88,12 +88,14 @@ def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> 
             continue
         use = uses.get(manifest.digest, UNUSED)
         running = bool(directory and who_uses(directory.path(name), use)[0])
+        flaw = rejections.flaw(manifest.content, is_loaded=use.loaded)
         held = store.ranks(manifest)
         rows.append(
             {
                 "name": name,
                 "pinned": name in pinned,
                 "running": running,
+                "rejected": f"{flaw.kind}: {flaw.reason}" if flaw else None,
                 "bytes": manifest.size_for(held),
                 "files": len(manifest.files_for(held)),
                 "ranks": list[Json](sorted(held)),
@@ -103,6 +105,7 @@ def list_(ctx: click.Context, /, output: str, in_shared: bool, **flags: Any) -> 
         )
         marks = "  pinned" if name in pinned else ""
         marks += "  running" if running else ""
+        marks += f"  rejected ({flaw.kind}: {flaw.reason})" if flaw else ""
         marks += _if_some(manifest, held, "  {}")
         size = human_bytes(manifest.size_for(held))
         lines.append(f"{name}  {size}  {manifest.created_at}{marks}")

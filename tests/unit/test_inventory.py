@@ -115,6 +115,22 @@ def test_what_is_damaged_counts_more_than_what_could_not_be_looked_at(
     assert shut.name not in str(error)
 
 
+def test_what_is_rejected_is_listed_as_such_until_it_is_not(
+    run: Run, pair: tuple[Manifest, Manifest]
+) -> None:
+    def reasons() -> list[object]:
+        rows = {row["name"]: row for row in json.loads(run("list", "--format", "json").output)}
+        return [rows[each.name]["rejected"] for each in pair]
+
+    assert run("reject", pair[0].name, "--reason", "slow").exit_code == 0
+    (line,) = [line for line in run("list").output.splitlines() if "rejected" in line]
+    assert line.startswith(pair[0].name)
+    assert line.endswith("  rejected (operator: slow)")
+    assert reasons() == ["operator: slow", None]
+    run("unreject", pair[0].name)
+    assert reasons() == [None, None]
+
+
 def test_a_rejection_that_cannot_be_taken_back_is_an_error_of_ours(
     run: Run, tmp_path: Path, pair: tuple[Manifest, Manifest]
 ) -> None:
