@@ -117,6 +117,8 @@ def _report(writer: int, look: Callable[[Alive], Json]) -> NoReturn:
     """In the child: send what was found and end, without anything of the parent's exit."""
     try:
         _close_all_but(writer)
+        # These are closed by now, and their numbers may soon be those of other files.
+        _left.clear()
         _take_name()
         data = json.dumps(look(_Signs(writer))).encode()
         _write(writer, data)

@@ -107,6 +107,33 @@ def test_where_looks_hang_no_more_and_more_of_them_pile_up(
     assert len(os.listdir("/proc/self/fd")) == before - bounded.MOST_LEFT
 
 
+def test_a_look_within_a_look_knows_none_that_were_left_behind_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hang(_: Alive) -> str:
+        threading.Event().wait()
+        return "never"
+
+    def look(_: Alive) -> Json:
+        opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]
+        found = bounded.within(60, lambda: "there", at="/mnt")
+        # None was closed for one that has had its number before.
+        return [found, *(os.fstat(descriptor).st_nlink for descriptor in opened)]
+
+    pids: list[int] = []
+    kill = os.kill
+    monkeypatch.setattr(os, "kill", lambda pid, _: pids.append(pid))
+    assert bounded.while_alive(0.01, hang, at="/mnt") is None
+    try:
+        assert bounded.within(60, lambda: bounded.within(60, lambda: "there", at="/mnt")) == "there"
+    finally:
+        for pid in pids:
+            kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    assert bounded.while_alive(60, look) == ["there", *[1] * 8]
+    assert bounded.within(60, lambda: "there", at="/mnt") == "there"
+
+
 def test_who_dies_is_not_taken_for_silent() -> None:
     def look(alive: Alive) -> str:
         alive()
