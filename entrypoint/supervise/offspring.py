@@ -85,10 +85,14 @@ def is_tracker(pid: int) -> bool:
 def is_engine(pid: int) -> bool:
     """Tell whether a process is one of vLLM's engines or workers, none of which it can do without.
 
-    They call themselves so (`set_process_title` in vllm/utils/system_utils.py).
+    They call themselves so (`set_process_title` in vllm/utils/system_utils.py). Whoever is called
+    as its parent is no engine, or not yet: a fork that runs a compiler, or only looks at itself.
     """
     with suppress(OSError):
-        return (PROC / str(pid) / "cmdline").read_bytes().startswith(ENGINE)
+        title = (PROC / str(pid) / "cmdline").read_bytes()
+        if title.startswith(ENGINE):
+            fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+            return title != (PROC / os.fsdecode(fields[1]) / "cmdline").read_bytes()
     return False
 
 

@@ -75,6 +75,31 @@ def test_engines_and_workers_are_known_by_their_titles(title: str, is_engine: bo
     assert not offspring.is_engine(process.pid)
 
 
+FORKS = """
+import os, sys
+reader, writer = os.pipe()
+pid = os.fork()
+if not pid:
+    os.close(writer)
+    os.read(reader, 1)
+    os._exit(0)
+print(pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_engines_fork_that_has_no_title_of_its_own_is_no_engine() -> None:
+    command, pipe = ["VLLM::EngineCore", "-c", FORKS], subprocess.PIPE
+    with subprocess.Popen(
+        command, executable=sys.executable, stdin=pipe, stdout=pipe, text=True
+    ) as process:
+        assert process.stdout is not None
+        fork = int(process.stdout.readline())
+        assert Path(f"/proc/{fork}/cmdline").read_bytes().startswith(offspring.ENGINE)
+        assert not offspring.is_engine(fork)
+        assert offspring.is_engine(process.pid)
+
+
 def test_pythons_own_that_clears_up_is_known_and_clears_up_after_a_kill() -> None:
     command = [sys.executable, "-c", SHARES]
     pipe = subprocess.PIPE
