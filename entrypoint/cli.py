@@ -29,6 +29,8 @@ def main() -> NoReturn:
         # What a parent ignores stays ignored, as nohup wants it.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    # But where that of children is, nobody can wait for one: no look would have an answer.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     arguments: Sequence[str] = sys.argv[1:]
     try:
         if arguments[:1] == ["enter"]:

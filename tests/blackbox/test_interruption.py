@@ -241,6 +241,14 @@ def test_what_a_parent_ignores_stays_ignored_until_exec(house: House) -> None:
     assert process.returncode == 143
 
 
+def test_where_a_parent_ignores_the_end_of_children_ours_are_waited_for(house: House) -> None:
+    house.serve()
+    words = ("serve", house.model, "-tp", 2)
+    boot = house.finish(house.start(*words, prefix=("env", "--ignore-signal=CHLD")))
+    assert boot.events[-1] == "local.hit"
+    assert boot.vllm["signals"]["SigIgn"] == 0
+
+
 def test_an_interrupted_plan_leaves_no_trace(house: House) -> None:
     house.local.mkdir()
     before = snapshot(house.local)
