@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -39,8 +40,10 @@ def namespace() -> str:
 
 def started(pid: int) -> int | None:
     """Return when a process started, in clock ticks since the host booted; None if none runs."""
-    look = _look(pid)
-    return None if look is None or look[0] in (b"Z", b"X") else look[1]
+    with suppress(OSError):
+        look = _look(pid)
+        return None if look is None or look[0] in (b"Z", b"X") else look[1]
+    return None
 
 
 def starts() -> list[float]:
@@ -50,21 +53,26 @@ def starts() -> list[float]:
     """
     pid, found = os.getpid(), list[float]()
     began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    while pid and len(found) < _MAX_DESCENT and (look := _look(pid)) is not None:
-        found.insert(0, began + look[1] / os.sysconf("SC_CLK_TCK"))
-        pid = look[2]
+    with suppress(OSError):
+        while pid and len(found) < _MAX_DESCENT and (look := _look(pid)) is not None:
+            found.insert(0, began + look[1] / os.sysconf("SC_CLK_TCK"))
+            pid = look[2]
     return found
 
 
 def is_alive(pid: Json, start: Json) -> bool:
     """Tell whether just this process still runs; True where that is hidden from us.
 
-    In another pid namespace than the one that noted it, a process is not found.
+    Or where nobody can tell, as without a descriptor to look with. In another pid namespace than
+    the one that noted it, a process is not found.
     """
     if not isinstance(pid, int) or not isinstance(start, int) or not 0 < pid <= _MAX_PID:
         return False
-    if _look(pid) is not None:
-        return started(pid) == start
+    try:
+        if _look(pid) is not None:
+            return started(pid) == start
+    except OSError:
+        return True
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -93,10 +101,13 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _look(pid: int) -> tuple[bytes, int, int] | None:
-    """Return state, start and parent of a process, waiting to be reaped or not."""
+    """Return state, start and parent of a process, waiting to be reaped or not; None if none is.
+
+    Raises: OSError where nobody can tell.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     # The command's name may hold anything, blanks and brackets too; its last bracket ends it.
     fields = stat.rpartition(b")")[2].split()

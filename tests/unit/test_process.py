@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -72,6 +73,16 @@ def test_a_process_that_proc_hides_is_taken_for_alive(monkeypatch: pytest.Monkey
     assert not process.is_alive(os.getpid(), 1)
     monkeypatch.setattr(os, "kill", denied)
     assert process.is_alive(os.getpid(), 1)
+
+
+def test_where_nobody_can_look_it_is_taken_for_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_bytes", exhausted)
+    assert process.is_alive(os.getpid(), 1)
+    assert process.started(os.getpid()) is None
+    assert process.starts() == []
 
 
 def test_processes_are_known_by_when_they_and_those_above_them_started() -> None:
