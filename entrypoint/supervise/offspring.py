@@ -19,8 +19,9 @@ from entrypoint.state import process
 
 PROC: Final = Path("/proc")
 SHM: Final = Path("/dev/shm")  # noqa: S108 - nothing is made there
-SEGMENT: Final = re.compile(rf"{SHM}/(psm_|vllm_dist_)[^/]*")
-"""How Python and vLLM name segments that they share; what else lies there is somebody's files."""
+SEGMENT: Final = re.compile(rf"{SHM}/(psm_[^/]*|vllm_dist_[^/]*|\d+-[^/]*-cpushm_\d+)")
+"""How Python and vLLM name segments that they share, an older one by its port; what else lies there
+is somebody's files."""
 
 GROUP: Final = re.compile(rf"{SHM}/vllm_dist_[0-9a-f]+-")
 """What the segments of one server's group of workers have in common (`VLLM_DIST_IDENT`)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import subprocess
@@ -120,6 +121,30 @@ def test_pythons_own_that_clears_up_is_known_and_clears_up_after_a_kill() -> Non
         assert select.select([ended], [], [], 20)[0]
         os.close(ended)
     assert name not in offspring.segments()
+
+
+@pytest.mark.parametrize(
+    ("named", "is_shared"),
+    [
+        ("vllm_dist_{}-tp:0-[0-1]-cpushm_0", True),
+        # Of vLLM 0.27 the first part is a port.
+        ("35627-tp:{}-[0-1]-cpushm_0", True),
+        ("somebodys-{}", False),
+    ],
+    ids=["vLLM's", "of an older one", "another"],
+)
+def test_segments_are_known_by_their_names(named: str, is_shared: bool) -> None:
+    path = offspring.SHM / named.format(uuid.uuid4().hex)
+    with path.open("xb+") as file:
+        try:
+            file.truncate(mmap.PAGESIZE)
+            with mmap.mmap(file.fileno(), 0):
+                found = offspring.shared_memory([os.getpid()])
+            assert (str(path) in found) is is_shared
+            offspring.forget(found & {str(path)})
+            assert path.exists() is not is_shared
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def test_with_a_segment_goes_the_rest_of_its_group_and_nobody_elses() -> None:
