@@ -20,6 +20,11 @@ HUNG_SECONDS: Final = 30.0
 """Whoever is silent for so long hangs: a cold network takes seconds for an answer, not more."""
 
 _SIGN_SECONDS: Final = 0.05
+_END_SECONDS: Final = 1.0
+"""For a child that has answered to end: one of its threads the kernel may hold as well."""
+
+_END: Final = b"\n"
+"""Behind an answer that is whole; JSON has none in it."""
 
 NAME: Final = b"shardboot-look"
 """What the list of processes shows of who looks; the kernel keeps 15 characters."""
@@ -72,23 +77,34 @@ def while_alive(silence: float, look: Callable[[Alive], Json], at: str = "") -> 
         answer = _gather(reader, silence)
     finally:
         os.close(reader)
-    if answer is None:
+    if answer is None or not _ends(pid):
         if at:
             with contextlib.suppress(OSError):
                 _left[at].append(os.pidfd_open(pid))
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, os.WNOHANG)
+    os.waitpid(pid, os.WNOHANG)
+    if answer is None:
         return None
-    os.waitpid(pid, 0)
-    if not answer:
-        msg = "a child that looked at a file system died"
+    if not answer.endswith(_END):
+        how = " as it told what it saw" if answer else ""
+        msg = f"a child that looked at a file system died{how}"
         raise ChildProcessError(msg)
-    try:
-        value: Json = json.loads(answer)
-    except ValueError:
-        msg = "a child that looked at a file system died as it told what it saw"
-        raise ChildProcessError(msg) from None
+    value: Json = json.loads(answer)
     return value
+
+
+def _ends(pid: int) -> bool:
+    """Wait until a child has ended, but not for ever; False where it is held."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        # None is to be had; who has answered ends, as a rule.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], _END_SECONDS)[0])
+    finally:
+        os.close(descriptor)
 
 
 def _count_left(at: str) -> int:
@@ -121,7 +137,7 @@ def _report(writer: int, look: Callable[[Alive], Json]) -> NoReturn:
         _left.clear()
         _take_name()
         data = json.dumps(look(_Signs(writer))).encode()
-        _write(writer, data)
+        _write(writer, data + _END)
     finally:
         os._exit(0)
 
@@ -161,10 +177,14 @@ def _close_all_but(writer: int) -> None:
 
 
 def _gather(descriptor: int, silence: float) -> bytes | None:
+    """Return the answer, with `_END` where it is whole; None where nothing came for too long.
+
+    It is not waited for the pipe's end: a thread that the kernel holds keeps that open.
+    """
     answer = b""
     while select.select([descriptor], [], [], silence)[0]:
         piece = os.read(descriptor, 1 << 20)
-        if not piece:
-            return answer.lstrip()
         answer += piece
+        if not piece or answer.endswith(_END):
+            return answer.lstrip(b" ")
     return None

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -141,6 +143,41 @@ def test_who_dies_is_not_taken_for_silent() -> None:
 
     with pytest.raises(ChildProcessError, match="died"):
         bounded.while_alive(60, look)
+
+
+def test_who_has_answered_and_cannot_end_is_not_waited_for(tmp_path: Path) -> None:
+    def look(_: Alive) -> Json:
+        # As a thread that the kernel holds, it keeps the pipe open.
+        held = os.fork()
+        if not held:
+            threading.Event().wait()
+        (tmp_path / "held").write_text(str(held))
+        return "there"
+
+    started = time.monotonic()
+    try:
+        assert bounded.while_alive(60, look) == "there"
+    finally:
+        os.kill(int((tmp_path / "held").read_text()), signal.SIGKILL)
+    assert time.monotonic() - started < 10
+
+
+def test_nor_is_one_whose_process_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids: list[int] = []
+    kill = os.kill
+
+    def end(status: int) -> NoReturn:
+        threading.Event().wait()
+        raise SystemExit(status)
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(os, "kill", lambda pid, _: pids.append(pid))
+    assert bounded.while_alive(60, lambda _: "there", at="/held") == "there"
+    [pid] = pids
+    assert bounded._count_left("/held") == 1
+    kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert bounded._count_left("/held") == 0
 
 
 def test_who_dies_in_the_midst_of_its_answer_has_given_none() -> None:
