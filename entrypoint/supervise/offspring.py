@@ -76,6 +76,19 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def is_foreign(pid: int) -> bool:
+    """Tell whether a process is another user's, whom we may not end: none of a server's is.
+
+    So is what root left running that came into the container by itself (`docker exec -u 0`).
+    """
+    try:
+        with suppress(ProcessLookupError):
+            os.kill(pid, 0)
+    except PermissionError:
+        return True
+    return False
+
+
 def is_tracker(pid: int) -> bool:
     """Tell whether a process is Python's that clears up after others."""
     with suppress(OSError):

@@ -191,7 +191,7 @@ class Supervisor:
     def _kill(self, server: Watched, *, spares_trackers: bool) -> list[int]:
         """Kill the server with all its processes; return for whom to wait.
 
-        That is itself if nobody can tell.
+        That is itself if nobody can tell, and none whom no waiting ends.
         """
         try:
             left = self._left()
@@ -201,7 +201,7 @@ class Supervisor:
             self._stumble(error)
             return [server.pid]
         server.kill(left, spares_trackers=spares_trackers)
-        return [pid for pid in left if not offspring.is_look(pid)]
+        return [pid for pid in left if not (offspring.is_look(pid) or offspring.is_foreign(pid))]
 
     def _clear(self, server: Watched) -> None:
         """End what is left of a server, and wait until its memory and its port are free.

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from entrypoint.state import process
 from entrypoint.supervise.standby import Standby
 
@@ -39,7 +41,7 @@ def child(ends):
 
 def run(script: str) -> str:
     command = [sys.executable, "-c", SCRIPT + script]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     return done.stdout.strip()
 
 
@@ -78,6 +80,27 @@ print(made.ended)
 os.kill(server.pid, signal.SIGKILL)
 """
     assert run(script) == "{1: 0}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_what_another_user_has_left_running_is_not_waited_for() -> None:
+    script = """
+made = supervisor()
+reader, writer = os.pipe()
+theirs = os.fork()
+if not theirs:
+    os.close(writer)
+    os.read(reader, 1)
+    os._exit(0)
+os.setuid(65534)
+left = []
+server = types.SimpleNamespace(
+    pid=0, clear=lambda: print("cleared"), kill=lambda pids, spares_trackers: left.extend(pids)
+)
+made._clear(server)
+print(left == [theirs])
+"""
+    assert run(script) == "cleared\nTrue"
 
 
 TRYING: Final = """#!/bin/sh
