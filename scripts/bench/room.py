@@ -34,6 +34,7 @@ __all__ = [
     "ProgramError",
     "Room",
     "Server",
+    "cached",
     "decision",
     "descendants",
     "drop_page_cache",
