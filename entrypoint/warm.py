@@ -32,7 +32,7 @@ def keep(
     """
     ends, rest = os.pidfd_open(parents[1]), 0.0
     while not select.select([ends], [], [], rest)[0]:
-        # What is cached counts as free: so this is how much may be, and not how much more.
+        # What is cached counts as free, if not in use: this is how much may be, not how much more.
         kept = within(order(by_rank), min(limit, free_bytes() // 2))
         lost = [stretch for stretch in kept if not is_cached(stretch)]
         read_all(lost, parents)
