@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Iterable
 from pathlib import Path
+
+import pytest
 
 
 def cached(path: Path) -> float:
@@ -27,3 +30,13 @@ def evict(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def evict_all(paths: Iterable[Path]) -> list[Path]:
+    """Have nothing of these files in memory, and return them; skip the test where they stay."""
+    found = sorted(paths)
+    for path in found:
+        evict(path)
+    if any(map(cached, found)):
+        pytest.skip("files stay in memory here")
+    return found

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from blackbox.harness import House, is_gone
-from page_cache import cached, evict
+from page_cache import cached, evict_all
 from waiting import until
 
 
@@ -21,12 +21,7 @@ def shards(house: House) -> list[Path]:
     """Return the shard files of a checkpoint, with nothing of them in memory."""
     house.serve()
     house.serve()  # headers are looked at, once
-    found = sorted(house.local.glob("*/*.safetensors"))
-    for path in found:
-        evict(path)
-    if any(map(cached, found)):
-        pytest.skip("files stay in memory here")
-    return found
+    return evict_all(house.local.glob("*/*.safetensors"))
 
 
 def test_what_is_not_in_memory_is_read_while_vllm_starts(house: House, shards: list[Path]) -> None:

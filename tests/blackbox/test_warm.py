@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from blackbox.harness import LAUNCH, House, is_gone
 from blackbox.standing_by import supervised, wait_for_server
-from page_cache import cached, evict
+from page_cache import cached, evict, evict_all
 from processes import descendants
 from waiting import until
 
@@ -29,12 +29,7 @@ def shards(saved: House) -> list[Path]:
     saved.rules()
     saved.serve()  # headers are looked at, once
     saved.rules(serve={"answers": 200})
-    found = sorted(saved.local.glob("*/*.safetensors"))
-    for path in found:
-        evict(path)
-    if any(map(cached, found)):
-        pytest.skip("files stay in memory here")
-    return found
+    return evict_all(saved.local.glob("*/*.safetensors"))
 
 
 def test_it_is_read_again_as_long_as_a_server_runs(saved: House, shards: list[Path]) -> None:
